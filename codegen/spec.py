@@ -1,0 +1,109 @@
+"""variants.yaml -> Spec, with every error of the file at once, each with line and column.
+
+spec_model.py says what the format is, spec_reader.py reads it off YAML nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from . import yamlfile
+from .errors import Problem, SpecError
+from .spec_model import Spec, Variant, json_schema, schema_text
+from .spec_reader import Draft, read_drafts
+from .yamlfile import found, quoted
+
+__all__ = [
+    "FILE_NAME",
+    "SCHEMA_NAME",
+    "Spec",
+    "Variant",
+    "find_spec",
+    "json_schema",
+    "load_spec",
+    "read_spec",
+    "schema_text",
+    "shipped_spec",
+    "unsupported",
+]
+
+FILE_NAME = "variants.yaml"
+#: Beside this module, in a checkout and in the wheel alike.
+SCHEMA_NAME = "variants.schema.json"
+
+
+def find_spec(start: Path) -> Path:
+    """The variants.yaml in `start` (a folder, or a file's folder) or the nearest folder above
+    it, else the one that mlagen ships."""
+    start = Path(os.path.abspath(start))
+    for folder in (start, *start.parents):
+        # isfile is False where a folder cannot be read; Path.is_file would raise.
+        if os.path.isfile(folder / FILE_NAME):
+            return folder / FILE_NAME
+    return shipped_spec()
+
+
+def shipped_spec() -> Path:
+    """The variants.yaml that comes with mlagen: beside `codegen`, in a checkout and in an
+    installed package. (Not importlib.resources: in an editable install that looks beside
+    mlagen/__init__.py only.)"""
+    return Path(__file__).resolve().parent.parent / FILE_NAME
+
+
+def load_spec(path: Path) -> Spec:
+    """Read and check a variants.yaml.
+
+    Raises SpecError, and nothing else, with all that is wrong in the order of the file; a file
+    that is not there or cannot be read is such an error as well.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(yamlfile.MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        problem = Problem(quoted(str(path))[1:-1], 0, 0, "unreadable", f"cannot be read: {reason}")
+        raise SpecError(problem) from None
+    return read_spec(data, path)
+
+
+def read_spec(data: bytes, source: Path) -> Spec:
+    """`load_spec` of bytes already read; `source` is what errors call them."""
+    file = yamlfile.read(data, str(source))
+    drafts: list[Draft] = []
+    if not file.problems and (file.root is None or found(file.root) == "nothing"):
+        hint = "begin with `version: 1` and `variants:`"
+        file.report(0, "empty", "the file holds no variants", hint)
+    elif file.root is not None:
+        drafts = read_drafts(file, file.root)
+    digest = hashlib.sha256(data).hexdigest()
+    places = {key: place for draft in drafts for key, place in draft.places(file)}
+    if file.problems:
+        # Without validation: `unsupported` has to be told of variants that are wrong elsewhere.
+        partial = tuple(Variant.model_construct(**draft.values) for draft in drafts)
+        spec = Spec.model_construct(
+            version=1, variants=partial, source=source, digest=digest, places=places
+        )
+    else:
+        variants = tuple(Variant(**draft.values) for draft in drafts)
+        spec = Spec(version=1, variants=variants, source=source, digest=digest, places=places)
+    file.problems.extend(unsupported(spec))
+    if file.problems:
+        raise SpecError(*file.ordered())
+    return spec
+
+
+def unsupported(spec: Spec) -> tuple[Problem, ...]:
+    """What the format allows and this version does not build."""
+    return tuple(
+        spec.problem(
+            variant.name,
+            "planner",
+            "planner-device",
+            f"{variant.name}: planner: device is not built yet",
+            "use `planner: host`, or leave the key out",
+        )
+        for variant in spec.variants
+        if variant.planner == "device"
+    )
