@@ -1,0 +1,374 @@
+"""Spec + PlanApi -> the texts that are committed in `generated/` and spliced by `patch`.
+
+One Jinja environment for everything that is emitted. The plan functions and hooks come as
+*fragments*, each one or a few module-level definitions: `generated/` shows all of them, and
+a patch takes the ones that its target calls, letter for letter.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from .errors import DriftError, Problem
+from .flashinfer.api import PlanApi
+from .resolve import by_slot, check, names_of
+from .spec import Spec, Variant
+
+#: Modules that emitted code imports names from. The order is the order of the imports.
+IMPORTS: Mapping[str, tuple[str, str]] = {
+    "logging": ("logging", ""),
+    "dataclass": ("dataclasses", "dataclass"),
+    "partial": ("functools", "partial"),
+    "TYPE_CHECKING": ("typing", "TYPE_CHECKING"),
+    "Any": ("typing", "Any"),
+    "Callable": ("typing", "Callable"),
+    "NamedTuple": ("typing", "NamedTuple"),
+    "Optional": ("typing", "Optional"),
+    "torch": ("torch", ""),
+}
+
+
+#: Names of SGLang's file that an emitted function must not hide.
+_SGLANG_NAMES = (
+    "FlashInferMLAAttnBackend",
+    "FlashInferMLAIndicesUpdaterDecode",
+    "FlashInferMLAIndicesUpdaterPrefill",
+    "FlashInferMLAMultiStepDraftBackend",
+    "BatchMLAPagedAttentionWrapper",
+    "fast_mla_decode_plan",
+    "fast_mla_prefill_plan",
+)
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Some module-level definitions. `module` is the file of `generated/` that shows them;
+    `text` has no blank lines around it and ends without a newline; `variant` is whose functions
+    they are, None for what all share."""
+
+    name: str
+    module: str
+    text: str
+    variant: str | None = None
+
+    @property
+    def defines(self) -> tuple[str, ...]:
+        """The module-level names that the fragment binds."""
+        pattern = r"^(?:def|class) (\w+)|^(\w+)(?:: [^=\n]+)? = "
+        return tuple(first or second for first, second in re.findall(pattern, self.text, re.M))
+
+    @property
+    def words(self) -> frozenset[str]:
+        """Every identifier in the text; a superset of the names that it uses."""
+        return frozenset(re.findall(r"[A-Za-z_]\w*", self.text))
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """All fragments of one spec and one FlashInfer, in the order in which they are emitted."""
+
+    fragments: tuple[Fragment, ...]
+    api: PlanApi
+    spec: Spec
+
+    def needed_by(self, names: Iterable[str]) -> tuple[Fragment, ...]:
+        """The fragments that define `names` and, transitively, what those use."""
+        by_name = {name: fragment for fragment in self.fragments for name in fragment.defines}
+        wanted = {by_name[name].name for name in names if name in by_name}
+        grown = True
+        while grown:
+            grown = False
+            for fragment in self.fragments:
+                if fragment.name not in wanted:
+                    continue
+                for word in fragment.words:
+                    owner = by_name.get(word)
+                    if owner is not None and owner.name not in wanted:
+                        wanted.add(owner.name)
+                        grown = True
+        return tuple(fragment for fragment in self.fragments if fragment.name in wanted)
+
+
+@dataclass(frozen=True)
+class _StateRule:
+    """How a plan leaves one attribute that `run` reads. An empty value: the attribute is the
+    same for every plan of one MlagenShape, so the first (FlashInfer's own) plan left it."""
+
+    value: str
+    eager_only: bool = False
+    comment: str = ""
+
+
+_STATE: Mapping[str, _StateRule] = {
+    "_causal": _StateRule("CAUSAL"),
+    "_page_size": _StateRule("shape.page_size"),
+    "_sm_scale": _StateRule("shape.sm_scale"),
+    "_plan_info": _StateRule("plan_info"),
+    "_kv_indices_buf": _StateRule("arrays.kv_indices", eager_only=True),
+    "_q_data_type": _StateRule(""),
+    "_kv_data_type": _StateRule(""),
+    "_head_dim_ckv": _StateRule(""),
+    "_use_profiler": _StateRule(""),
+    "_planned_query_shape": _StateRule(
+        "(int(request.qo_indptr[-1]), shape.num_heads)", eager_only=True
+    ),
+    "_planned_kv_page_range": _StateRule(
+        "(0, 0)",
+        eager_only=True,
+        comment="The range of page numbers is known on the device alone; this one accepts any.",
+    ),
+}
+
+_MIRRORS = (
+    ("kv_indices", "_kv_indices_buf", "arrays.kv_indices"),
+    ("qo_indptr", "_qo_indptr_buf", "arrays.qo_indptr"),
+    ("kv_indptr", "_kv_indptr_buf", "arrays.kv_indptr"),
+    ("kv_len", "_kv_len_arr_buf", "arrays.lengths()"),
+)
+
+
+def render(spec: Spec, api: PlanApi) -> Rendered:
+    """Render every fragment for `spec` on the FlashInfer of `api`.
+
+    Raises DriftError where FlashInfer's `run` reads state that mlagen cannot leave right.
+    """
+    _check_state(api)
+    context = _context(api)
+    fragments = [
+        _fragment("notes", "plans", "plan/notes.py.jinja", context),
+        _fragment("types", "plans", "plan/types.py.jinja", context),
+    ]
+    if api.planner_copies:
+        fragments.append(_fragment("staging", "plans", "plan/staging.py.jinja", context))
+    fragments.append(_fragment("planner", "plans", "plan/planner.py.jinja", context))
+    fragments.append(_fragment("guards", "plans", "plan/guards.py.jinja", context))
+    for variant in spec.variants:
+        fragments += _plan_fragments(variant, context)
+    fragments += _hook_fragments(spec, context)
+    fixed = [name for f in fragments if f.variant is None for name in f.defines]
+    check(spec, [*fixed, *IMPORTS, *_SGLANG_NAMES])
+    return Rendered(tuple(fragments), api, spec)
+
+
+def render_module(rendered: Rendered, module: str, header: Iterable[str]) -> str:
+    """One file of `generated/`: the header's comment lines, imports, the module's fragments."""
+    fragments = [fragment for fragment in rendered.fragments if fragment.module == module]
+    words = frozenset().union(*(fragment.words for fragment in fragments))
+    defined = {name for fragment in fragments for name in fragment.defines}
+    elsewhere = sorted(
+        name
+        for fragment in rendered.fragments
+        if fragment.module != module
+        for name in fragment.defines
+        if name in words and name not in defined
+    )
+    imports = [name for name in IMPORTS if name in words and name != "torch"]
+    annotates = "BatchMLAPagedAttentionWrapper" in words
+    template = _environment().get_template("module.py.jinja")
+    text = template.render(
+        header=tuple(header),
+        imports=import_lines(["TYPE_CHECKING", *imports] if annotates else imports),
+        elsewhere=elsewhere,
+        type_checking=annotates,
+        fragments=fragments,
+    )
+    return text.strip("\n") + "\n"
+
+
+def import_lines(names: Iterable[str]) -> tuple[str, ...]:
+    """Import statements that bind `names`, one a module, in isort's order."""
+    wanted = set(names)
+    plain = [
+        module for name, (module, attribute) in IMPORTS.items() if name in wanted and not attribute
+    ]
+    by_module: dict[str, list[str]] = {}
+    for name, (module, attribute) in IMPORTS.items():
+        if name in wanted and attribute:
+            by_module.setdefault(module, []).append(attribute)
+    return tuple(f"import {module}" for module in plain) + tuple(
+        f"from {module} import {', '.join(attributes)}" for module, attributes in by_module.items()
+    )
+
+
+def render_site(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The lines that one edit site inserts, without its indentation."""
+    text = _environment().get_template(f"sites/{template}.py.jinja").render(values)
+    return tuple(text.strip("\n").split("\n"))
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("mlagen"),
+        undefined=StrictUndefined,
+        trim_blocks=False,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        autoescape=False,
+    )
+    environment.filters["docstring"] = _docstring
+    return environment
+
+
+def _docstring(text: str) -> str:
+    """A variant's `doc` as lines of a function's docstring, wrapped at 88 columns."""
+    return textwrap.fill(text.strip(), 88, initial_indent="    ", subsequent_indent="    ")
+
+
+def _context(api: PlanApi) -> dict[str, Any]:
+    wrapper_holds = api.holder == "wrapper"
+    return {
+        "api": api,
+        "version": api.version or "(version unknown)",
+        "holder": "wrapper" if wrapper_holds else "backend",
+        "holder_expression": "wrapper" if wrapper_holds else "wrapper._planned_backend",
+        "known_state": _STATE,
+        "mirrors": _MIRRORS,
+    }
+
+
+def _check_state(api: PlanApi) -> None:
+    problems = [
+        Problem(
+            attribute.place.path,
+            attribute.place.line,
+            0,
+            "unknown-state",
+            f"plan() sets {attribute.name} = {attribute.value} and run() reads it; expected only "
+            + ", ".join(sorted(_STATE)),
+            "a plan that leaves it stale computes with the last plan's value: teach "
+            "codegen/render.py how to set it",
+        )
+        for attribute in api.run_state
+        if attribute.name not in _STATE
+    ]
+    if problems:
+        raise DriftError(*problems)
+
+
+def _fragment(
+    name: str, module: str, template: str, context: Mapping[str, Any], variant: str | None = None
+) -> Fragment:
+    text = _environment().get_template(template).render(context)
+    return Fragment(name, module, text.strip("\n"), variant)
+
+
+def _plan_fragments(variant: Variant, context: Mapping[str, Any]) -> list[Fragment]:
+    lengths = [name for name in variant.kv_len.vectors if name != "seq_lens"]
+    parameters = [
+        "seq_lens: torch.Tensor",
+        *(f"{name}: torch.Tensor" for name in lengths),
+        *(f"{name}: int" for name in variant.kv_len.scalars),
+    ]
+    scope = {
+        **context,
+        "variant": variant,
+        "names": names_of(variant),
+        "refreshes": ", ".join(variant.refresh) if variant.refresh else "no bound buffer",
+        "kv_len_parameters": ", ".join(parameters),
+    }
+    kinds = ["kv_len"]
+    kinds += ["graph"] if "replay" in variant.when else []
+    kinds += ["eager"] if "eager" in variant.when else []
+    return [
+        _fragment(f"{variant.name}:{kind}", "plans", f"plan/{kind}.py.jinja", scope, variant.name)
+        for kind in kinds
+    ]
+
+
+def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
+    slots = by_slot(spec)
+    fragments = [
+        _fragment("host_lens", "hooks", "hooks/host_lens.py.jinja", context),
+        _fragment("eager", "hooks", "hooks/eager.py.jinja", context),
+        _fragment("capture", "hooks", "hooks/capture.py.jinja", context),
+    ]
+    decoding = {
+        "decode": _entry(slots.get(("decode", "replay", False))),
+        "draft": _entry(slots.get(("draft-decode", "replay", False))),
+        "draft_eager": _entry(slots.get(("draft-decode", "eager", False))),
+        "dcp": _entry(slots.get(("decode", "replay", True))),
+    }
+    if any(decoding.values()):
+        scope = {**context, **decoding}
+        fragments.append(_fragment("decode", "hooks", "hooks/decode.py.jinja", scope))
+    replay = slots.get(("target-verify", "replay", False))
+    eager = slots.get(("target-verify", "eager", False))
+    verify = [variant for variant in (replay, eager) if variant is not None]
+    if verify:
+        owned = any("owned-input" in variant.guards for variant in verify)
+        scope = {**context, "owned": owned}
+        template = "hooks/foreign_input.py.jinja"
+        fragments.append(_fragment("foreign_input", "hooks", template, scope))
+    if replay is not None:
+        scope = _verify_scope(replay, context)
+        fragments.append(_fragment("verify", "hooks", "hooks/verify.py.jinja", scope))
+    if eager is not None:
+        scope = _verify_scope(eager, context)
+        fragments.append(_fragment("verify_eager", "hooks", "hooks/verify_eager.py.jinja", scope))
+    extend = slots.get(("draft-extend", "eager", False))
+    if extend is not None:
+        scope = _extend_scope(extend, context)
+        fragments.append(_fragment("extend", "hooks", "hooks/extend.py.jinja", scope))
+    return fragments
+
+
+def _entry(variant: Variant | None) -> dict[str, Any] | None:
+    """A variant with the names of its functions and of what its KV lengths are made of, beside
+    the sequence lengths: per-request vectors and scalars."""
+    if variant is None:
+        return None
+    return {
+        "variant": variant,
+        "names": names_of(variant),
+        "vectors": [name for name in variant.kv_len.vectors if name != "seq_lens"],
+        "scalars": variant.kv_len.scalars,
+    }
+
+
+def _verify_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any]:
+    operands = _guard_operands(variant, context)
+    return {
+        **context,
+        "entry": _entry(variant),
+        "tokens_scalar": variant.tokens.emit_scalar(),
+        "uses_draft_token_num": "draft_token_num" in (*variant.tokens.names, *variant.kv_len.names),
+        "uses_tile": any(re.search(r"\btile\b", operand) for operand in operands),
+        "guard_operands": operands,
+    }
+
+
+def _extend_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = variant.tokens.emit_torch({})
+    if not variant.tokens.vectors:
+        tokens = f"torch.full((batch_size,), {tokens}, dtype=torch.int32)"
+    used = {*variant.tokens.vectors, *variant.kv_len.vectors}
+    return {
+        **context,
+        "entry": _entry(variant),
+        "tokens_vector": tokens,
+        "uses_extend_seq_lens": "extend_seq_lens" in used,
+    }
+
+
+def _guard_operands(variant: Variant, context: Mapping[str, Any]) -> list[str]:
+    """What gives a reason to refuse a captured graph, or None, in the order of the asking."""
+    operands = []
+    if "tile-divides-heads" in variant.guards and variant.causal:
+        operands.append("_mlagen_loses_keys(tile, request.tokens_per_req, num_heads)")
+    if "work-items-fit" in variant.guards:
+        operands.append(
+            "_mlagen_too_many_items(\n"
+            "            batch_size * -(-request.tokens_per_req * num_heads // tile),\n"
+            f"            {context['holder_expression']}._plan_info,\n"
+            "        )"
+        )
+    operands.append("_mlagen_formula_differs(wrapper, request, seq_lens)")
+    return operands
