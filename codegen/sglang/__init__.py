@@ -1,0 +1,1 @@
+"""SGLang's side: read `flashinfer_mla_backend.py`, find each place that an edit goes."""

@@ -1,0 +1,194 @@
+"""Source + Spec -> Target: every edit that the chosen variants need, or why one has no place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import libcst as cst
+
+from ..errors import DriftError, Problem
+from ..render import IMPORTS
+from ..resolve import SERVED, slots_of
+from ..spec import Spec, Variant
+from .backend import BACKEND_CLASS, DECODE_PLAN_FUNCTION, Backend
+from .edits import Edit
+from .features import Features, probe, refuse_stale_host_lengths
+from .nodes import is_name
+from .sites import Context, all_sites
+from .source import Refused, Source
+
+#: Sites that come with every patch: the header with its imports, and the plan functions.
+HEADER_SITE = "header"
+PLANS_SITE = "plans"
+
+
+@dataclass(frozen=True)
+class SitePlace:
+    """One edit site: the edits it consists of, or the refusal."""
+
+    site: str
+    variants: tuple[str, ...]
+    edits: tuple[Edit, ...] = ()
+    refused: Refused | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where everything goes in one file.
+
+    Attributes:
+        places: the sites that the spec's variants need, in the order of the file.
+        calls: emitted functions and types that the edits name.
+        absent: variants that the file has no mode for, with the reason (0.4.3.post4 has no
+            target-verify).
+        header_line, plans_line: lines before which the header and the functions go.
+        imports: names that the functions need and the file does not bind at its top.
+    """
+
+    source: Source
+    features: Features
+    places: tuple[SitePlace, ...]
+    calls: frozenset[str]
+    absent: Mapping[str, str]
+    header_line: int
+    plans_line: int
+
+    @property
+    def refusals(self) -> tuple[SitePlace, ...]:
+        """The sites without a safe place."""
+        return tuple(place for place in self.places if place.refused is not None)
+
+    def missing_imports(self, words: frozenset[str]) -> tuple[str, ...]:
+        """The names of IMPORTS in `words` that the file does not bind at its top."""
+        bound = self.source.module_names
+        return tuple(name for name in IMPORTS if name in words and name not in bound)
+
+
+def locate(source: Source, spec: Spec) -> Target:
+    """Find the place of every edit.
+
+    A site that has none is in `Target.refusals`. Raises DriftError where the file is no
+    FlashInfer-MLA back end at all, or one whose host lengths cannot be trusted.
+    """
+    try:
+        return _locate(source, spec)
+    except RecursionError:
+        message = "an expression is nested too deeply to be read"
+        raise DriftError(Problem(source.path, 0, 0, "does-not-parse", message)) from None
+
+
+def _locate(source: Source, spec: Spec) -> Target:
+    backend, features, header_line, plans_line = _frame(source)
+    present, absent = _present_variants(spec, backend)
+    served = {v.name: {slot[:2] for slot in slots_of(v) if slot in SERVED} for v in present}
+    context = Context(backend, features)
+    places: list[SitePlace] = []
+    for site in all_sites().values():
+        variants = tuple(v.name for v in present if served[v.name] & site.serves)
+        if not variants:
+            continue
+        try:
+            places.append(SitePlace(site.name, variants, tuple(site.edits(context))))
+        except Refused as refused:
+            places.append(SitePlace(site.name, variants, refused=refused))
+    places += _unused_imports(source, places)
+    return Target(
+        source=source,
+        features=features,
+        places=tuple(places),
+        calls=frozenset(context.calls | {"MlagenRequest", "MlagenArrays", "MlagenShape"}),
+        absent=absent,
+        header_line=header_line,
+        plans_line=plans_line,
+    )
+
+
+def refuse_hopeless(data: bytes, path: str) -> None:
+    """Raise DriftError for a file that is refused whatever FlashInfer there is."""
+    _frame(Source.parse(data, path))
+
+
+def _frame(source: Source) -> tuple[Backend, Features, int, int]:
+    """What every patch of a file needs: the back end, its features, the lines for the header
+    and for the functions. Raises DriftError where one is not to be had."""
+    backend = Backend(source)
+    try:
+        backend.backend_class  # noqa: B018 -- finds it or refuses
+        plans_line = source.first_with_comments(_plans_anchor(source))
+        header_line = source.first(_header_anchor(source))
+        refuse_stale_host_lengths(backend)
+        return backend, probe(backend), header_line, plans_line
+    except Refused as refused:
+        if refused.code == "anchor-missing" and f"class {BACKEND_CLASS}" in refused.message:
+            refused.code = "not-sglang"
+            refused.hint = "give SGLang's flashinfer_mla_backend.py, or a folder that has it"
+        raise DriftError(refused.problem(source.path)) from None
+
+
+def _present_variants(spec: Spec, backend: Backend) -> tuple[list[Variant], dict[str, str]]:
+    absent: dict[str, str] = {}
+    if not backend.has_verify:
+        reason = "this SGLang has no speculative decoding in this file: only decode is planned"
+        for variant in spec.variants:
+            if variant.serves != "decode":
+                absent[variant.name] = reason
+    for variant in spec.variants:
+        if variant.context_parallel and b"dcp" not in backend.source.data:
+            absent[variant.name] = "this SGLang has no decode context parallelism in this file"
+        elif not any(slot in SERVED for slot in slots_of(variant)):
+            absent[variant.name] = "no edit site serves it: rendered in generated/ only"
+    return [v for v in spec.variants if v.name not in absent], absent
+
+
+def _unused_imports(source: Source, places: list[SitePlace]) -> list[SitePlace]:
+    """Take out an import that only replaced lines used, where it has a line of its own.
+
+    SGLang's pre-commit refuses unused imports.
+    """
+    gone = {
+        line
+        for place in places
+        for edit in place.edits
+        for line in range(edit.line, edit.line + edit.replaces)
+    }
+    if not gone:
+        return []
+    words_of = [re.findall(rb"\w+", line) for line in source.lines]
+    uses: dict[bytes, list[int]] = {}
+    for number, words in enumerate(words_of, 1):
+        for word in words:
+            uses.setdefault(word, []).append(number)
+    found: list[SitePlace] = []
+    for line in range(1, source.first(next(iter(source.classes())))):
+        words = words_of[line - 1]
+        if len(words) != 1 or source.text(line).strip() != words[0].decode("latin-1") + ",":
+            continue
+        others = [number for number in uses[words[0]] if number != line]
+        name = words[0].decode("latin-1")
+        if name not in IMPORTS and others and all(number in gone for number in others):
+            site = f"unused-import-{name.replace('_', '-')}"
+            edit = Edit(site, line, source.indent(line), (), 1)
+            found.append(SitePlace(site, places[0].variants, (edit,)))
+    return found
+
+
+def _plans_anchor(source: Source) -> cst.CSTNode:
+    """The functions go in front of SGLang's own plan function, their nearest kin."""
+    function = source.one_function(DECODE_PLAN_FUNCTION)
+    return function.decorators[0] if function.decorators else function
+
+
+def _header_anchor(source: Source) -> cst.CSTNode:
+    """The first import that is not from __future__."""
+    for statement in source.module.body:
+        if not isinstance(statement, cst.SimpleStatementLine):
+            continue
+        small = statement.body[0]
+        future = isinstance(small, cst.ImportFrom) and (
+            small.module is not None and is_name(small.module, "__future__")
+        )
+        if isinstance(small, (cst.Import, cst.ImportFrom)) and not future:
+            return statement
+    raise Refused("anchor-missing", "looked for a first import, found none")

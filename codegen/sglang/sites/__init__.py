@@ -1,0 +1,81 @@
+"""One small file an edit site. Each opens with what changes there and why.
+
+A site is a function `edits(context) -> list[Edit]`; `SITES` lists them in the order of the
+file, with what they serve: a site is edited if one of the chosen variants needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...render import render_site
+from ..backend import Backend
+from ..edits import Edit
+from ..features import Features
+
+REQUEST = "mlagen_request"
+REQUEST_TYPE = 'Optional["MlagenRequest"]'
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a site works from. `calls` collects the emitted functions that sites name."""
+
+    backend: Backend
+    features: Features
+    calls: set[str] = field(default_factory=set)
+
+    def lines(self, template: str, calls: Iterable[str] = (), **values: Any) -> tuple[str, ...]:
+        """Render a site's template; `calls` are the emitted functions that it names."""
+        self.calls.update(calls)
+        return render_site(template, {"features": self.features, **values})
+
+
+@dataclass(frozen=True)
+class Site:
+    """An edit site. `serves`: the (mode, when) pairs that need it."""
+
+    name: str
+    serves: frozenset[tuple[str, str]]
+    edits: Callable[[Context], list[Edit]]
+
+
+DECODE_REPLAY = frozenset({("decode", "replay"), ("draft-decode", "replay")})
+DRAFT = frozenset({("draft-decode", "replay"), ("draft-decode", "eager")})
+VERIFY_REPLAY = frozenset({("target-verify", "replay")})
+VERIFY_EAGER = frozenset({("target-verify", "eager")})
+EXTEND = frozenset({("draft-extend", "eager")})
+
+
+def all_sites() -> Mapping[str, Site]:
+    """Every site by name, in the order in which they stand in the file."""
+    from . import (
+        capture_decode,
+        capture_verify,
+        decode_updater,
+        draft_step,
+        eager_draft,
+        eager_extend,
+        eager_verify,
+        multi_step,
+        prefill_updater,
+        replay_decode,
+        replay_verify,
+    )
+
+    sites = (
+        Site("draft-step", DECODE_REPLAY | DRAFT, draft_step.edits),
+        Site("capture-decode", DECODE_REPLAY, capture_decode.edits),
+        Site("capture-verify", VERIFY_REPLAY, capture_verify.edits),
+        Site("eager-draft", frozenset({("draft-decode", "eager")}), eager_draft.edits),
+        Site("eager-verify", VERIFY_EAGER, eager_verify.edits),
+        Site("eager-extend", EXTEND, eager_extend.edits),
+        Site("replay-decode", DECODE_REPLAY, replay_decode.edits),
+        Site("replay-verify", VERIFY_REPLAY, replay_verify.edits),
+        Site("decode-updater", DECODE_REPLAY | DRAFT, decode_updater.edits),
+        Site("prefill-updater", VERIFY_REPLAY | VERIFY_EAGER | EXTEND, prefill_updater.edits),
+        Site("multi-step", DECODE_REPLAY | DRAFT, multi_step.edits),
+    )
+    return {site.name: site for site in sites}

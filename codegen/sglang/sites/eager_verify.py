@@ -1,0 +1,20 @@
+"""Eager target-verify: a plan of its own from host lengths.
+
+Added: the request and its way to the updater.
+"""
+
+from __future__ import annotations
+
+from ..edits import Edit, add_argument, before
+from . import REQUEST, Context
+
+
+def edits(context: Context) -> list[Edit]:
+    backend = context.backend
+    site = backend.verify_eager
+    backend.require_names(site.function, "forward_batch")
+    lines = context.lines("eager_verify", calls=("mlagen_request_verify_eager",))
+    return [
+        before(backend.source, "eager-verify", site.statement, lines),
+        add_argument(backend.source, "eager-verify-call", site.call, REQUEST, REQUEST),
+    ]

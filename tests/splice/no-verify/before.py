@@ -1,0 +1,224 @@
+"""No speculative decoding: decode alone has graphs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+
+class FlashInferMLAAttnBackend:
+    """Plans one model's attention."""
+
+    def __init__(self, runner):
+        self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
+        self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
+        self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
+        self.indices_updater_decode = FlashInferMLAIndicesUpdaterDecode(runner)
+        self.indices_updater_prefill = FlashInferMLAIndicesUpdaterPrefill(runner)
+        self.graphs = {}
+
+    def init_forward_metadata(self, forward_batch):
+        mode = forward_batch.forward_mode
+        if mode.is_decode_or_idle():
+            self.indices_updater_decode.update(
+                forward_batch.rows,
+                forward_batch.seq_lens,
+                decode_wrapper=self.decode_wrapper,
+                init_metadata_replay=False,
+            )
+        else:
+            use_ragged = not any(forward_batch.prefixes)
+
+            self.indices_updater_prefill.update(
+                forward_batch.rows,
+                forward_batch.seq_lens,
+                forward_batch.prefix_lens,
+                prefill_wrapper_paged=self.prefill_wrapper_paged,
+                use_ragged=use_ragged,
+            )
+
+    def capture_graph(self, bs, rows, seq_lens, forward_mode, spec_info):
+        if forward_mode.is_decode_or_idle():
+            decode_wrapper = BatchMLAPagedAttentionWrapper(self, use_cuda_graph=True)
+            self.indices_updater_decode.update(
+                rows,
+                seq_lens,
+                decode_wrapper=decode_wrapper,
+                init_metadata_replay=False,
+            )
+            self.graphs[bs] = decode_wrapper
+            decode_wrapper.plan = partial(fast_mla_decode_plan, decode_wrapper)
+        else:
+            raise ValueError(forward_mode)
+
+    def replay_graph(self, bs, rows, seq_lens, forward_mode, spec_info, seq_lens_cpu):
+        if forward_mode.is_decode_or_idle():
+            # The host's lengths.
+            kv_len_arr_cpu = seq_lens_cpu[:bs]
+            self.fast_decode_kwargs.update({"kv_len_arr_cpu": kv_len_arr_cpu})
+
+            self.indices_updater_decode.update(
+                rows[:bs],
+                seq_lens[:bs],
+                decode_wrapper=self.graphs[bs],
+                init_metadata_replay=True,
+                **self.fast_decode_kwargs,
+            )
+        else:
+            raise ValueError(forward_mode)
+
+
+class FlashInferMLAIndicesUpdaterDecode:
+    def update(
+        self,
+        rows,
+        seq_lens,
+        decode_wrapper,
+        init_metadata_replay=False,
+        spec_info=None,
+        **fast_decode_kwargs,
+    ):
+        self.call_begin_forward(
+            decode_wrapper,
+            rows,
+            seq_lens,
+            self.kv_indptr,
+            init_metadata_replay,
+            spec_info,
+            **fast_decode_kwargs,
+        )
+
+    def call_begin_forward(
+        self,
+        wrapper,
+        rows,
+        lens,
+        kv_indptr,
+        init_metadata_replay=False,
+        spec_info=None,
+        **fast_decode_kwargs,
+    ):
+        kv_lens = lens.to(torch.int32)
+        if spec_info is None:
+            kv_indptr[1:] = torch.cumsum(lens, dim=0)
+            kv_indices = self.gather(rows, kv_indptr)
+        else:
+            kv_indptr = spec_info.kv_indptr
+            kv_indices = spec_info.kv_indices
+
+        if not init_metadata_replay:
+            wrapper.plan(
+                self.q_indptr,
+                kv_indptr,
+                kv_indices,
+                kv_lens,
+                self.num_local_heads,
+                self.rank,
+                self.rope,
+                1,
+                False,
+                self.scale,
+                self.dtype,
+                self.dtype,
+            )
+        else:
+            wrapper.plan(
+                fast_decode_kwargs["qo_indptr_cpu"],
+                fast_decode_kwargs["kv_indptr_cpu"],
+                kv_indices,
+                fast_decode_kwargs["kv_len_arr_cpu"],
+                self.num_local_heads,
+                self.rank,
+                self.rope,
+                1,
+                False,
+                self.scale,
+                self.dtype,
+                self.dtype,
+            )
+
+
+class FlashInferMLAIndicesUpdaterPrefill:
+    def update(
+        self,
+        rows,
+        seq_lens,
+        prefix_lens,
+        prefill_wrapper_paged,
+        use_ragged=False,
+        spec_info=None,
+    ):
+        self.call_begin_forward(
+            prefill_wrapper_paged,
+            rows,
+            seq_lens,
+            prefix_lens,
+            use_ragged,
+            spec_info,
+        )
+
+    def call_begin_forward(
+        self,
+        wrapper_paged,
+        rows,
+        lens,
+        prefix_lens,
+        use_ragged,
+        spec_info=None,
+    ):
+        if spec_info is None:
+            kv_indptr = self.indptr_of(lens)
+            kv_indices = self.gather(rows, kv_indptr)
+            qo_indptr = self.indptr_of(lens - prefix_lens)
+        else:
+            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
+
+        if use_ragged:
+            self.ragged.begin_forward(qo_indptr, kv_indptr)
+        else:
+            # Over pages.
+            lens_of_pages = kv_indptr[1:] - kv_indptr[:-1]
+            wrapper_paged.plan(
+                qo_indptr,
+                kv_indptr,
+                kv_indices,
+                lens_of_pages,
+                self.num_local_heads,
+                self.rank,
+                self.rope,
+                1,
+                True,
+                self.scale,
+                self.q_dtype,
+                self.dtype,
+            )
+
+
+def fast_mla_decode_plan(
+    self,
+    qo_indptr_cpu,
+    kv_indptr_cpu,
+    kv_indices,
+    kv_len_arr_cpu,
+    num_heads,
+    head_dim_ckv,
+    head_dim_kpe,
+    page_size,
+    causal,
+    sm_scale,
+    q_data_type,
+    kv_data_type,
+):
+    self._cached_module.plan(
+        self._float_workspace_buffer,
+        self._int_workspace_buffer,
+        self._pin_memory_int_workspace_buffer,
+        qo_indptr_cpu,
+        kv_indptr_cpu,
+        kv_len_arr_cpu,
+        num_heads,
+        head_dim_ckv,
+        causal,
+    )

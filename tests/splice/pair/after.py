@@ -1,0 +1,522 @@
+"""Capture and replay are two methods; draft-extend is captured too."""
+
+from __future__ import annotations
+
+# >>> mlagen header 59b8fe321dd9
+# Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.
+# format: 1
+# mlagen: 0.0
+# flashinfer: 0.0
+# flashinfer-era: of these tests
+# flashinfer-source: 0000000000000000000000000000000000000000000000000000000000000000
+# spec: 1111111111111111111111111111111111111111111111111111111111111111
+# variants: all
+from dataclasses import dataclass
+from typing import Any, Optional
+
+# isort: split
+# <<< mlagen header
+from functools import partial
+from typing import Callable
+
+import torch
+from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+
+class FlashInferMLAAttnBackend:
+    """Plans one model's attention."""
+
+    # >>> mlagen draft-step cacfd86635e2
+    #: The step of a draft chain that this back end plans, from 0; None outside of one.
+    mlagen_draft_step: Optional[int] = None
+
+    # <<< mlagen draft-step
+    def __init__(self, runner):
+        self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
+        self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
+        self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
+        self.indices_updater_decode = FlashInferMLAIndicesUpdaterDecode(runner)
+        self.indices_updater_prefill = FlashInferMLAIndicesUpdaterPrefill(runner)
+        self.graphs = {}
+
+    def init_forward_metadata(self, forward_batch):
+        mode = forward_batch.forward_mode
+        if mode.is_decode_or_idle():
+            # >>> mlagen eager-draft 8827ace6bba8
+            mlagen_request = mlagen_request_draft_eager(
+                self.decode_wrapper,
+                forward_batch.seq_lens,
+                forward_batch.seq_lens_cpu,
+                self.mlagen_draft_step,
+            )
+            mlagen_input = None
+            if mlagen_request is not None:
+                mlagen_input = forward_batch.spec_info
+            # <<< mlagen eager-draft
+            self.indices_updater_decode.update(
+                forward_batch.rows,
+                forward_batch.seq_lens,
+                decode_wrapper=self.decode_wrapper,
+                init_metadata_replay=False,
+                # >>> mlagen eager-draft-call e72966bdbafa
+                spec_info=mlagen_input,
+                mlagen_request=mlagen_request,
+                # <<< mlagen eager-draft-call
+            )
+        elif mode.is_draft_extend():
+            # >>> mlagen eager-draft-extend d06375dbdfcd
+            mlagen_request = mlagen_request_extend(
+                self.prefill_wrapper_paged,
+                forward_batch.seq_lens,
+                forward_batch.seq_lens_cpu,
+                forward_batch.extend_seq_lens_cpu,
+                page_size=1,
+            )
+            # <<< mlagen eager-draft-extend
+            self.indices_updater_prefill.update(
+                forward_batch.rows,
+                forward_batch.seq_lens,
+                prefix_lens=None,
+                prefill_wrapper_paged=self.prefill_wrapper_paged,
+                spec_info=forward_batch.spec_info,
+                # >>> mlagen eager-draft-extend-call 5bd3bf196338
+                mlagen_request=mlagen_request,
+                # <<< mlagen eager-draft-extend-call
+            )
+        elif mode.is_target_verify():
+            # >>> mlagen eager-verify aff3c0dbba2e
+            mlagen_request = mlagen_request_verify_eager(
+                self.prefill_wrapper_verify,
+                forward_batch.seq_lens,
+                forward_batch.seq_lens_cpu,
+                forward_batch.spec_info,
+            )
+            # <<< mlagen eager-verify
+            self.indices_updater_prefill.update(
+                forward_batch.rows,
+                forward_batch.seq_lens,
+                prefix_lens=None,
+                prefill_wrapper_paged=self.prefill_wrapper_verify,
+                spec_info=forward_batch.spec_info,
+                # >>> mlagen eager-verify-call 5bd3bf196338
+                mlagen_request=mlagen_request,
+                # <<< mlagen eager-verify-call
+            )
+        else:
+            use_ragged = not any(forward_batch.prefixes)
+
+            # >>> mlagen eager-extend b92300d5d9f3
+            mlagen_request = None
+            if not use_ragged:
+                mlagen_request = mlagen_request_extend(
+                    self.prefill_wrapper_paged,
+                    forward_batch.seq_lens,
+                    forward_batch.seq_lens_cpu,
+                    forward_batch.extend_seq_lens_cpu,
+                    page_size=1,
+                )
+            # <<< mlagen eager-extend
+            self.indices_updater_prefill.update(
+                forward_batch.rows,
+                forward_batch.seq_lens,
+                forward_batch.prefix_lens,
+                prefill_wrapper_paged=self.prefill_wrapper_paged,
+                use_ragged=use_ragged,
+                # >>> mlagen eager-extend-call 5bd3bf196338
+                mlagen_request=mlagen_request,
+                # <<< mlagen eager-extend-call
+            )
+
+    def capture_graph(self, bs, rows, seq_lens, forward_mode, spec_info):
+        if forward_mode.is_decode_or_idle():
+            decode_wrapper = BatchMLAPagedAttentionWrapper(self, use_cuda_graph=True)
+            self.indices_updater_decode.update(
+                rows,
+                seq_lens,
+                decode_wrapper=decode_wrapper,
+                init_metadata_replay=False,
+                spec_info=spec_info,
+            )
+            self.graphs[bs] = decode_wrapper
+            # >>> mlagen capture-decode c91d7ee5d11d
+            mlagen_capture_decode(
+                decode_wrapper,
+                bs,
+                seq_lens,
+                spec_info,
+                num_heads=self.indices_updater_decode.num_local_heads,
+                host_lens=getattr(self, "needs_cpu_seq_lens", True),
+                draft_step=self.mlagen_draft_step,
+            )
+            # --- mlagen replaced 1 line:
+            # |            decode_wrapper.plan = partial(fast_mla_decode_plan, decode_wrapper)
+            # <<< mlagen capture-decode
+        elif forward_mode.is_target_verify():
+            verify_wrapper = BatchMLAPagedAttentionWrapper(self, use_cuda_graph=True)
+            self.indices_updater_prefill.update(
+                rows,
+                seq_lens,
+                prefix_lens=None,
+                prefill_wrapper_paged=verify_wrapper,
+                spec_info=spec_info,
+            )
+            # >>> mlagen capture-verify 0eb34f0c0da2
+            mlagen_capture_verify(
+                verify_wrapper,
+                bs,
+                seq_lens,
+                spec_info,
+                num_heads=self.indices_updater_prefill.num_local_heads,
+                host_lens=getattr(self, "needs_cpu_seq_lens", True),
+            )
+            # <<< mlagen capture-verify
+            self.graphs[bs] = verify_wrapper
+        elif forward_mode.is_draft_extend():
+            extend_wrapper = BatchMLAPagedAttentionWrapper(self, use_cuda_graph=True)
+            self.indices_updater_prefill.update(
+                rows,
+                seq_lens,
+                prefix_lens=None,
+                prefill_wrapper_paged=extend_wrapper,
+                spec_info=spec_info,
+            )
+            self.graphs[bs] = extend_wrapper
+        else:
+            raise ValueError(forward_mode)
+
+    def replay_graph(self, bs, rows, seq_lens, forward_mode, spec_info, seq_lens_cpu):
+        if forward_mode.is_decode_or_idle():
+            # >>> mlagen replay-decode 6af61842060f
+            mlagen_request = mlagen_request_decode(
+                self.graphs[bs], bs, seq_lens, seq_lens_cpu
+            )
+            # --- mlagen replaced 4 lines:
+            # |            # The host's lengths.
+            # |            assert seq_lens_cpu is not None
+            # |            kv_len_arr_cpu = seq_lens_cpu[:bs]
+            # |            self.fast_decode_kwargs.update({"kv_len_arr_cpu": kv_len_arr_cpu})
+            # <<< mlagen replay-decode
+
+            self.indices_updater_decode.update(
+                rows[:bs],
+                seq_lens[:bs],
+                decode_wrapper=self.graphs[bs],
+                init_metadata_replay=True,
+                spec_info=spec_info,
+                # >>> mlagen replay-decode-call 5bd3bf196338
+                mlagen_request=mlagen_request,
+                # <<< mlagen replay-decode-call
+                **self.fast_decode_kwargs,
+            )
+        elif forward_mode.is_target_verify():
+            # >>> mlagen replay-verify 9043ea9313bf
+            mlagen_request = mlagen_request_verify(
+                self.graphs[bs],
+                bs,
+                seq_lens,
+                seq_lens_cpu,
+                spec_info,
+            )
+            # <<< mlagen replay-verify
+            self.indices_updater_prefill.update(
+                rows[:bs],
+                seq_lens[:bs],
+                prefix_lens=None,
+                prefill_wrapper_paged=self.graphs[bs],
+                spec_info=spec_info,
+                # >>> mlagen replay-verify-call 5bd3bf196338
+                mlagen_request=mlagen_request,
+                # <<< mlagen replay-verify-call
+            )
+        elif forward_mode.is_draft_extend():
+            self.indices_updater_prefill.update(
+                rows[:bs],
+                seq_lens[:bs],
+                prefix_lens=None,
+                prefill_wrapper_paged=self.graphs[bs],
+                spec_info=spec_info,
+            )
+        else:
+            raise ValueError(forward_mode)
+
+
+class FlashInferMLAIndicesUpdaterDecode:
+    def update(
+        self,
+        rows,
+        seq_lens,
+        decode_wrapper,
+        init_metadata_replay=False,
+        spec_info=None,
+        # >>> mlagen decode-updater-update a7b4d75d969b
+        mlagen_request: Optional["MlagenRequest"] = None,
+        # <<< mlagen decode-updater-update
+        **fast_decode_kwargs,
+    ):
+        self.call_begin_forward(
+            decode_wrapper,
+            rows,
+            seq_lens,
+            self.kv_indptr,
+            init_metadata_replay,
+            spec_info,
+            # >>> mlagen decode-updater-pass 9e46ed87a1be
+            mlagen_request=mlagen_request,
+            # <<< mlagen decode-updater-pass
+            **fast_decode_kwargs,
+        )
+
+    def call_begin_forward(
+        self,
+        wrapper,
+        rows,
+        lens,
+        kv_indptr,
+        init_metadata_replay=False,
+        spec_info=None,
+        # >>> mlagen decode-updater-begin a7b4d75d969b
+        mlagen_request: Optional["MlagenRequest"] = None,
+        # <<< mlagen decode-updater-begin
+        **fast_decode_kwargs,
+    ):
+        kv_lens = lens.to(torch.int32)
+        if spec_info is None:
+            kv_indptr[1:] = torch.cumsum(lens, dim=0)
+            kv_indices = self.gather(rows, kv_indptr)
+        else:
+            kv_indptr = spec_info.kv_indptr
+            kv_indices = spec_info.kv_indices
+
+        # >>> mlagen decode-updater-plan ff92871b192f
+        if mlagen_request is not None:
+            mlagen_request.plan(
+                mlagen_request,
+                MlagenArrays(
+                    qo_indptr=self.q_indptr,
+                    kv_indptr=kv_indptr,
+                    kv_indices=kv_indices,
+                    kv_len=kv_lens if spec_info is None else None,
+                ),
+                MlagenShape(
+                    num_heads=self.num_local_heads,
+                    head_dim_ckv=self.rank,
+                    head_dim_kpe=self.rope,
+                    page_size=1,
+                    sm_scale=self.scale,
+                    q_data_type=self.dtype,
+                    kv_data_type=self.dtype,
+                ),
+            )
+            return
+        if spec_info is not None:
+            # A draft step attends to its own new tokens too.
+            kv_lens = (kv_indptr[1:] - kv_indptr[:-1]).to(torch.int32)
+        # <<< mlagen decode-updater-plan
+        if not init_metadata_replay:
+            wrapper.plan(
+                self.q_indptr,
+                kv_indptr,
+                kv_indices,
+                kv_lens,
+                self.num_local_heads,
+                self.rank,
+                self.rope,
+                1,
+                False,
+                self.scale,
+                self.dtype,
+                self.dtype,
+            )
+        else:
+            wrapper.plan(
+                fast_decode_kwargs["qo_indptr_cpu"],
+                fast_decode_kwargs["kv_indptr_cpu"],
+                kv_indices,
+                fast_decode_kwargs["kv_len_arr_cpu"],
+                self.num_local_heads,
+                self.rank,
+                self.rope,
+                1,
+                False,
+                self.scale,
+                self.dtype,
+                self.dtype,
+            )
+
+
+class FlashInferMLAIndicesUpdaterPrefill:
+    def update(
+        self,
+        rows,
+        seq_lens,
+        prefix_lens,
+        prefill_wrapper_paged,
+        use_ragged=False,
+        spec_info=None,
+        # >>> mlagen prefill-updater-update a7b4d75d969b
+        mlagen_request: Optional["MlagenRequest"] = None,
+        # <<< mlagen prefill-updater-update
+    ):
+        self.call_begin_forward(
+            prefill_wrapper_paged,
+            rows,
+            seq_lens,
+            prefix_lens,
+            use_ragged,
+            spec_info,
+            # >>> mlagen prefill-updater-pass 9e46ed87a1be
+            mlagen_request=mlagen_request,
+            # <<< mlagen prefill-updater-pass
+        )
+
+    def call_begin_forward(
+        self,
+        wrapper_paged,
+        rows,
+        lens,
+        prefix_lens,
+        use_ragged,
+        spec_info=None,
+        # >>> mlagen prefill-updater-begin a7b4d75d969b
+        mlagen_request: Optional["MlagenRequest"] = None,
+        # <<< mlagen prefill-updater-begin
+    ):
+        if spec_info is None:
+            kv_indptr = self.indptr_of(lens)
+            kv_indices = self.gather(rows, kv_indptr)
+            qo_indptr = self.indptr_of(lens - prefix_lens)
+        else:
+            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
+
+        if use_ragged:
+            self.ragged.begin_forward(qo_indptr, kv_indptr)
+        else:
+            # Over pages.
+            # >>> mlagen prefill-updater-plan 5b0f9800747e
+            if mlagen_request is not None:
+                mlagen_request.plan(
+                    mlagen_request,
+                    MlagenArrays(
+                        qo_indptr=qo_indptr,
+                        kv_indptr=kv_indptr,
+                        kv_indices=kv_indices,
+                        kv_len=None,
+                    ),
+                    MlagenShape(
+                        num_heads=self.num_local_heads,
+                        head_dim_ckv=self.rank,
+                        head_dim_kpe=self.rope,
+                        page_size=1,
+                        sm_scale=self.scale,
+                        q_data_type=self.q_dtype,
+                        kv_data_type=self.dtype,
+                    ),
+                )
+                return
+            # <<< mlagen prefill-updater-plan
+            lens_of_pages = kv_indptr[1:] - kv_indptr[:-1]
+            wrapper_paged.plan(
+                qo_indptr,
+                kv_indptr,
+                kv_indices,
+                lens_of_pages,
+                self.num_local_heads,
+                self.rank,
+                self.rope,
+                1,
+                True,
+                self.scale,
+                self.q_dtype,
+                self.dtype,
+            )
+
+
+class FlashInferMLAMultiStepDraftBackend:
+    def __init__(self, runner, steps):
+        self.steps = steps
+        self.attn_backends = []
+        for _ in range(steps - 1):
+            self.attn_backends.append(FlashInferMLAAttnBackend(runner))
+
+    def common_template(self, forward_batch, buffer, call_fn: Callable):
+        self.fill(buffer, forward_batch)
+        for i in range(self.steps - 1):
+            forward_batch.spec_info.kv_indptr = self.kv_indptr[i]
+            forward_batch.spec_info.kv_indices = buffer[i]
+            # >>> mlagen multi-step 6899bf8926ce
+            # Here, not in __init__: subclasses put other back ends into the list.
+            self.attn_backends[i].mlagen_draft_step = i
+            # <<< mlagen multi-step
+            call_fn(i, forward_batch)
+
+    def init_forward_metadata(self, forward_batch):
+        def one_step(i, forward_batch):
+            self.attn_backends[i].plan_eagerly(forward_batch)
+
+        self.common_template(forward_batch, self.eager_buffer(), one_step)
+
+
+# >>> mlagen plans c09d985e66a6
+@dataclass(frozen=True)
+class MlagenArrays:
+    kv_len: Optional[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class MlagenShape:
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class MlagenRequest:
+    plan: Callable[[Any], None]
+
+
+def mlagen_capture_decode(*given): ...
+
+
+def mlagen_capture_verify(*given): ...
+
+
+def mlagen_request_decode(*given): ...
+
+
+def mlagen_request_draft_eager(*given): ...
+
+
+def mlagen_request_extend(*given): ...
+
+
+def mlagen_request_verify(*given): ...
+
+
+def mlagen_request_verify_eager(*given): ...
+
+
+# <<< mlagen plans
+def fast_mla_decode_plan(
+    self,
+    qo_indptr_cpu,
+    kv_indptr_cpu,
+    kv_indices,
+    kv_len_arr_cpu,
+    num_heads,
+    head_dim_ckv,
+    head_dim_kpe,
+    page_size,
+    causal,
+    sm_scale,
+    q_data_type,
+    kv_data_type,
+):
+    self._cached_module.plan(
+        self._float_workspace_buffer,
+        self._int_workspace_buffer,
+        self._pin_memory_int_workspace_buffer,
+        qo_indptr_cpu,
+        kv_indptr_cpu,
+        kv_len_arr_cpu,
+        num_heads,
+        head_dim_ckv,
+        causal,
+    )
