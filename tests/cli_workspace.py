@@ -1,0 +1,136 @@
+"""What the tests of the command line share: a folder of small inputs, ways to run mlagen in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mlagen.cli import cli
+from mlagen.codegen import provenance
+from mlagen.codegen.flashinfer import find
+from mlagen.codegen.flashinfer.find import find_flashinfer
+from mlagen.codegen.flashinfer.read import read_plan_api
+from mlagen.codegen.patch import prepare
+from mlagen.codegen.sglang.find import FoundTarget
+from mlagen.codegen.spec import load_spec, shipped_spec
+from tests.backend_miniature import MINIATURE
+from tests.flashinfer import miniatures
+
+FILE = "flashinfer_mla_backend.py"
+IN_CHECKOUT = f"python/sglang/srt/layers/attention/{FILE}"
+IN_PACKAGE = f"sglang/srt/layers/attention/{FILE}"
+ORIGINAL = MINIATURE.encode()
+#: The planner of fi/, and one that takes an argument more.
+FLASHINFER = miniatures.wrapper_era()
+DRIFTED = miniatures.wrapper_era(
+    f"        self._plan_info = {miniatures.call(*miniatures.NINE, 'split_kv')}"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of mlagen gave."""
+
+    code: int
+    out: bytes
+    err: str
+
+    @property
+    def text(self) -> str:
+        """stdout."""
+        return self.out.decode()
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """stdout of a run with --json."""
+        content = json.loads(self.out)
+        assert isinstance(content, dict)
+        return content
+
+
+def run(*arguments: str | Path) -> Outcome:
+    """Run mlagen in this process. An exception that it would show as a traceback is raised."""
+    result = CliRunner().invoke(cli, [str(a) for a in arguments], prog_name="mlagen")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Outcome(result.exit_code, result.stdout_bytes, result.stderr)
+
+
+def run_process(
+    *arguments: str | Path, cwd: Path, variables: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run `python -m mlagen` in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mlagen", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **(variables or {})},
+        capture_output=True,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr.decode())
+
+
+def git(*arguments: str, cwd: Path, stdin: bytes = b"") -> str:
+    """Run git, which must succeed, away from the user's settings; gives stdout."""
+    settings = ["-c", "core.autocrlf=false", "-c", "safe.directory=*"]
+    done = subprocess.run(
+        ["git", *settings, *arguments],
+        cwd=cwd,
+        env={**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"},
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def workspace(folder: Path, patch: pytest.MonkeyPatch) -> Path:
+    """Go to `folder` and lay out the miniature back end, a FlashInfer that fits (fi/), one that
+    plans in a back-end object (fi7/), and one whose private call has changed (drifted/). None is
+    installed, whatever this interpreter has."""
+    patch.chdir(folder)
+    patch.setattr(find, "_installed", lambda: None)
+    (folder / FILE).write_bytes(ORIGINAL)
+    miniatures.write(FLASHINFER, folder / "fi")
+    miniatures.write(miniatures.backend_era(), folder / "fi7")
+    miniatures.write(DRIFTED, folder / "drifted")
+    return folder
+
+
+@cache
+def patched(data: bytes = ORIGINAL) -> bytes:
+    """`data` as `mlagen patch --flashinfer fi` leaves it."""
+    api = read_plan_api(miniatures.source(FLASHINFER, version=None))
+    return prepare(FoundTarget(data, FILE, None), load_spec(shipped_spec()), api).patched
+
+
+def patched_release(data: bytes, flashinfer: str) -> bytes:
+    """`data`, a release's file, patched for a FlashInfer release."""
+    api = read_plan_api(find_flashinfer(flashinfer))
+    return prepare(FoundTarget(data, FILE, None), load_spec(shipped_spec()), api).patched
+
+
+def region(site: str, data: bytes) -> bytes:
+    """The lines of one region, marks included."""
+    (found,) = [r for r in provenance.find_regions(data) if r.site == site]
+    return b"".join(data.splitlines(keepends=True)[found.start_line - 1 : found.end_line])
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Every file in a tree with its bytes: to see that nothing was written or left behind."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".git/" not in path.as_posix()
+    }
