@@ -12,7 +12,7 @@ from .errors import UsageError, usage
 from .flashinfer.api import PlanApi
 from .flashinfer.find import FlashInferSource, find_flashinfer
 from .flashinfer.read import explain, read_plan_api
-from .provenance import as_text, read_header
+from .provenance import as_text, read_header, remove_regions
 from .publish import publish, write_tree
 from .report import Report, unified_diff
 from .sglang.find import BACKEND_FILE, FoundTarget, find_target
@@ -70,11 +70,8 @@ def patch(
         raise usage("--check writes nothing, --out writes", path="--out", hint="give one of them")
     found = find_target(path)
     if found.file is None and not (diff or check or out):
-        raise usage(
-            "a fetched release is not written to",
-            path=path,
-            code="nothing-to-write",
-            hint="add --diff to see the change, or --out DIR to have the patched file",
+        raise _not_written_to(
+            path, "add --diff to see the change, or --out DIR to have the patched file"
         )
     spec, api, facts = _inputs(found, spec_path, flashinfer, only)
     made = prepare(found, spec, api)
@@ -118,22 +115,15 @@ def patch(
 
 def unpatch(path: str, diff: bool) -> Report:
     """Take mlagen's regions out of a file, byte for byte."""
-    from .splice import original_of
-
     found = find_target(path)
-    original = original_of(found.data, found.label)
+    original = remove_regions(found.data, path=found.label)
     if original == found.data:
         return Report("unpatch", 0, notes=("nothing to do: the file has no regions of mlagen",))
     if diff:
         text = as_text(unified_diff(found.label, found.data, original))
         return Report("unpatch", 1, diff=text, notes=("would change; nothing was written",))
     if found.file is None:
-        raise usage(
-            "a fetched release is not written to",
-            path=path,
-            code="nothing-to-write",
-            hint="add --diff, or give the file",
-        )
+        raise _not_written_to(path, "add --diff, or give the file")
     publish(found.file, original)
     return Report("unpatch", 0, notes=(f"took mlagen's regions out of {found.file.path}",))
 
@@ -237,9 +227,8 @@ def _pinned(found: FoundTarget, version: str) -> FlashInferSource:
         return find_flashinfer(version)
     except UsageError as error:
         from .sglang.locate import refuse_hopeless
-        from .splice import original_of
 
-        refuse_hopeless(original_of(found.data, found.label), found.label)
+        refuse_hopeless(remove_regions(found.data, path=found.label), found.label)
         first = error.problems[0]
         hint = "give --flashinfer: a version that has a wheel (0.5.0 on), a folder or a wheel file"
         raise UsageError(replace(first, hint=hint)) from None
@@ -253,6 +242,12 @@ def _named_by_manifest(folder: Path, explicit: str | None) -> str | None:
     if explicit is not None or not (folder / generated.MANIFEST).is_file():
         return None
     return generated.manifest_of(folder).flashinfer
+
+
+def _not_written_to(path: str, hint: str) -> UsageError:
+    return usage(
+        "a fetched release is not written to", path=path, code="nothing-to-write", hint=hint
+    )
 
 
 def _load_spec(path: Path) -> Spec:

@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from .errors import UsageError, usage
+from .report import Printer
 
 #: Interpreters and platforms to ask pip for when it has no wheel for the running one. SGLang's
 #: wheels hold a compiled part from 0.5.11 on (cp3x, manylinux_2_34_x86_64); we only read text.
@@ -109,9 +110,7 @@ def cache_dir() -> Path:
 
 
 def _say(line: str) -> None:
-    """Progress goes to stderr: stdout is the answer."""
-    sys.stderr.write(f"mlagen: {line}\n")
-    sys.stderr.flush()
+    Printer().progress(f"mlagen: {line}")
 
 
 def fetch(

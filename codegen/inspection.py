@@ -21,7 +21,6 @@ class Inspected:
     facts: tuple[tuple[str, str], ...]
     sites: tuple[SiteState, ...]
     problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
 
 
 def inspect_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Inspected:
@@ -47,12 +46,7 @@ def inspect_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Inspected:
     for sync in host_syncs(found.data):
         text = f"line {sync.line}, {sync.where}: {sync.expression}"
         facts.append(("wait", f"{text} ({_when(sync)})"))
-    return Inspected(
-        tuple(facts),
-        site_states(found, patch, spec),
-        problems,
-        (),
-    )
+    return Inspected(tuple(facts), site_states(found, patch, spec), problems)
 
 
 def _when(sync: HostSync) -> str:

@@ -16,7 +16,7 @@ from .sglang.find import FoundTarget
 from .sglang.locate import Target, locate
 from .sglang.source import Source
 from .spec import Spec
-from .splice import edited_regions, force_original, original_of, splice
+from .splice import edited_regions, force_original, splice
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def prepare(found: FoundTarget, spec: Spec, api: PlanApi) -> Patch:
     header = header_for(spec, api)
     if edited_regions(found.data, found.label):
         raise EditedError(*_edited_problems(found, spec, rendered, header))
-    original = original_of(found.data, found.label)
+    original = provenance.remove_regions(found.data, path=found.label)
     target = locate(Source.parse(original, found.label), spec)
     return Patch(found, original, splice(target, rendered, header), target, rendered)
 

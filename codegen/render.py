@@ -67,7 +67,12 @@ class Fragment:
     @property
     def words(self) -> frozenset[str]:
         """Every identifier in the text; a superset of the names that it uses."""
-        return frozenset(re.findall(r"[A-Za-z_]\w*", self.text))
+        return identifiers(self.text)
+
+
+def identifiers(text: str) -> frozenset[str]:
+    """Every identifier in Python source, those in comments and strings too."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
 
 
 @dataclass(frozen=True)
@@ -261,10 +266,9 @@ def _fragment(
 
 
 def _plan_fragments(variant: Variant, context: Mapping[str, Any]) -> list[Fragment]:
-    lengths = [name for name in variant.kv_len.vectors if name != "seq_lens"]
     parameters = [
         "seq_lens: torch.Tensor",
-        *(f"{name}: torch.Tensor" for name in lengths),
+        *(f"{name}: torch.Tensor" for name in _further_vectors(variant)),
         *(f"{name}: int" for name in variant.kv_len.scalars),
     ]
     scope = {
@@ -328,9 +332,14 @@ def _entry(variant: Variant | None) -> dict[str, Any] | None:
     return {
         "variant": variant,
         "names": names_of(variant),
-        "vectors": [name for name in variant.kv_len.vectors if name != "seq_lens"],
+        "vectors": _further_vectors(variant),
         "scalars": variant.kv_len.scalars,
     }
+
+
+def _further_vectors(variant: Variant) -> list[str]:
+    """The per-request lengths that KV lengths are made of, beside the sequence lengths."""
+    return [name for name in variant.kv_len.vectors if name != "seq_lens"]
 
 
 def _verify_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from . import provenance
 from .errors import DriftError, EditedError, Problem
-from .names import bound_by as _bound_by
-from .names import unbound_names
-from .render import Fragment, Rendered, import_lines
+from .names import bound_by, unbound_names
+from .render import Fragment, Rendered, identifiers, import_lines
 from .sglang.edits import Edit
 from .sglang.locate import HEADER_SITE, PLANS_SITE, Target
 
@@ -106,7 +105,7 @@ def _bound_twice(tree: ast.Module, plans: provenance.Region | None, path: str) -
     outside: dict[str, int] = {}
     for node in tree.body:
         ours = plans.start_line < node.lineno < plans.end_line
-        for name in _bound_by(node):
+        for name in bound_by(node):
             (inside if ours else outside).setdefault(name, node.lineno)
     return [
         Problem(
@@ -120,11 +119,6 @@ def _bound_twice(tree: ast.Module, plans: provenance.Region | None, path: str) -
         for name, line in inside.items()
         if name in outside
     ]
-
-
-def original_of(data: bytes, path: str) -> bytes:
-    """The file without mlagen's regions. Raises EditedError where one was edited."""
-    return provenance.remove_regions(data, path=path)
 
 
 def edited_regions(data: bytes, path: str) -> tuple[provenance.Region, ...]:
@@ -163,7 +157,9 @@ def _indented(edit: Edit) -> provenance.Edit:
 
 def _header_edit(target: Target, fragments: Sequence[Fragment], header: provenance.Header) -> Edit:
     words = frozenset().union(*(fragment.words for fragment in fragments))
-    words |= {word for place in target.places for e in place.edits for word in _words(e)}
+    words |= identifiers(
+        "\n".join(line for p in target.places for e in p.edits for line in e.lines)
+    )
     imports = import_lines(target.missing_imports(words))
     extra = target.features.dcp_import
     extra_lines = [extra] if extra and extra.split()[-1] in words else []
@@ -182,10 +178,6 @@ def _imports(lines: Sequence[str]) -> list[str]:
     others = [line for line in lines if line not in standard]
     blank = [""] if standard and others else []
     return [*standard, *blank, *others, "", "# isort: split"] if lines else []
-
-
-def _words(edit: Edit) -> frozenset[str]:
-    return Fragment("", "", "\n".join(edit.lines)).words
 
 
 def _plans_edit(target: Target, fragments: Sequence[Fragment]) -> Edit:

@@ -13,7 +13,18 @@ from functools import cached_property
 
 import libcst as cst
 
-from .nodes import assigned_name, calls_of, contains, is_call, is_name, mentions, walk
+from .nodes import (
+    alone,
+    assigned,
+    assigned_name,
+    branches,
+    calls_of,
+    contains,
+    is_call,
+    is_name,
+    mentions,
+    walk,
+)
 from .plan_call import find_plan_call
 from .source import Refused, Source
 
@@ -70,9 +81,8 @@ class Backend:
     def calls(self) -> tuple[CallSite, ...]:
         """Every call statement in the methods of the back end's class."""
         collected: list[CallSite] = []
-        for method in self.backend_class.body.body:
-            if isinstance(method, cst.FunctionDef):
-                _collect(self.source, method, method.body, (), collected)
+        for method in self.source.methods(self.backend_class):
+            _collect(self.source, method, method.body, (), collected)
         return tuple(collected)
 
     # -- decode ----------------------------------------------------------------------------
@@ -284,9 +294,7 @@ class Backend:
         for derived in self.source.classes():
             if not any(is_name(base.value, name) for base in derived.bases):
                 continue
-            for method in derived.body.body:
-                if not isinstance(method, cst.FunctionDef):
-                    continue
+            for method in self.source.methods(derived):
                 if method.name.value in ("update", "call_begin_forward"):
                     raise Refused(
                         "anchor-changed",
@@ -365,17 +373,17 @@ class Backend:
         return ""
 
 
-def installs_plan(statement: cst.SimpleStatementLine, wrapper: str) -> bool:
+def installs_plan(statement: cst.BaseStatement, wrapper: str) -> bool:
     """Whether a statement is `<wrapper>.plan = partial(...)`."""
-    small = statement.body[0]
-    if len(statement.body) != 1 or not isinstance(small, cst.Assign) or len(small.targets) != 1:
+    made = assigned(statement)
+    if made is None or len(made[0]) != 1:
         return False
-    target = small.targets[0].target
+    target = made[0][0]
     return (
         isinstance(target, cst.Attribute)
         and is_name(target.value, wrapper)
         and target.attr.value == "plan"
-        and is_call(small.value, "partial")
+        and is_call(made[1], "partial")
     )
 
 
@@ -390,19 +398,15 @@ def bound_names(function: cst.FunctionDef) -> set[str]:
 
 
 def _wrapper_assignments(source: Source, branch: cst.If) -> list[cst.Assign]:
-    found: list[cst.Assign] = []
-    node: cst.If | cst.Else | None = branch
-    while isinstance(node, cst.If):
-        if ".is_target_verify()" in source.code(node.test):
-            found += [
-                inner
-                for inner in walk(node.body)
-                if isinstance(inner, cst.Assign)
-                and assigned_name(inner) is not None
-                and is_call(inner.value, "BatchMLAPagedAttentionWrapper")
-            ]
-        node = node.orelse
-    return found
+    return [
+        inner
+        for test, body in branches(branch)
+        if test is not None and ".is_target_verify()" in source.code(test)
+        for inner in walk(body)
+        if isinstance(inner, cst.Assign)
+        and assigned_name(inner) is not None
+        and is_call(inner.value, "BatchMLAPagedAttentionWrapper")
+    ]
 
 
 def _collect(
@@ -416,18 +420,14 @@ def _collect(
         return
     for index, statement in enumerate(body.body):
         if isinstance(statement, cst.SimpleStatementLine):
-            small = statement.body[0]
-            alone = len(statement.body) == 1
-            if alone and isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+            small = alone(statement)
+            if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
                 collected.append(
                     CallSite(small.value, statement, function, tests, body.body, index)
                 )
         elif isinstance(statement, cst.If):
-            node: cst.If | cst.Else | None = statement
-            while isinstance(node, cst.If):
-                _collect(source, function, node.body, (*tests, source.code(node.test)), collected)
-                node = node.orelse
-            if node is not None:
-                _collect(source, function, node.body, tests, collected)
+            for test, branch in branches(statement):
+                holds = tests if test is None else (*tests, source.code(test))
+                _collect(source, function, branch, holds, collected)
         elif isinstance(statement, (cst.With, cst.For, cst.While, cst.FunctionDef, cst.Try)):
             _collect(source, function, statement.body, tests, collected)

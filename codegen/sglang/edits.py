@@ -43,23 +43,25 @@ def instead(
     return Edit(site, start, indent, lines, source.last(last) - start + 1)
 
 
-def add_argument(source: Source, site: str, call: cst.Call, keyword: str, value: str) -> Edit:
-    """Add `keyword=value` to a call: a line of its own where the call has one an argument."""
+def add_arguments(source: Source, site: str, call: cst.Call, **values: str) -> Edit:
+    """Add `keyword=value` arguments to a call, in the order given: each on a line of its own
+    where the call has one an argument."""
+    arguments = [f"{keyword}={value}" for keyword, value in values.items()]
+    own_lines = tuple(f"{argument}," for argument in arguments)
     spread = [arg for arg in call.args if arg.star == "**"]
     end = source.range(call).end
     if spread:
         line = source.first(spread[0])
         if source.text(line).strip().startswith("**"):
-            return Edit(site, line, source.indent(line), (f"{keyword}={value},",))
+            return Edit(site, line, source.indent(line), own_lines)
     elif call.args and isinstance(call.args[-1].comma, cst.Comma):
         last = source.last(call.args[-1])
         if source.text(end.line).lstrip().startswith(")") and end.line > last:
             first = source.first(call.args[-1])
-            return Edit(site, end.line, source.indent(first), (f"{keyword}={value},",))
+            return Edit(site, end.line, source.indent(first), own_lines)
     separator = "" if not call.args or isinstance(call.args[-1].comma, cst.Comma) else ", "
-    return _within_line(
-        source, site, call, end.line, end.column - 1, f"{separator}{keyword}={value}"
-    )
+    text = separator + ", ".join(arguments)
+    return _within_line(source, site, call, end.line, end.column - 1, text)
 
 
 def add_parameter(

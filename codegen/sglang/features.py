@@ -6,8 +6,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import libcst as cst
-
 from .backend import MULTI_STEP_CLASS, PREFILL_UPDATER_CLASS, Backend
 from .nodes import calls_of
 from .source import Refused
@@ -43,12 +41,9 @@ def probe(backend: Backend) -> Features:
     source = backend.source
     text = source.data.decode("latin-1")
     upstream = any(f.name.value == "fast_mla_prefill_plan" for f in source.functions())
-    shared = bool(
-        [
-            f
-            for f in backend.backend_class.body.body
-            if _is_method(f, "init_forward_metadata_out_graph")
-        ]
+    shared = any(
+        method.name.value == "init_forward_metadata_out_graph"
+        for method in source.methods(backend.backend_class)
     )
     dcp: tuple[str, str] | None = None
     dcp_import = ""
@@ -95,10 +90,6 @@ def refuse_stale_host_lengths(backend: Backend) -> None:
             line,
             "SGLang 0.4.5 and later carry seq_lens_cpu in every mode",
         )
-
-
-def _is_method(node: cst.CSTNode, name: str) -> bool:
-    return isinstance(node, cst.FunctionDef) and node.name.value == name
 
 
 def _page_size(backend: Backend) -> str:

@@ -15,7 +15,7 @@ from ..spec import Spec, Variant
 from .backend import BACKEND_CLASS, DECODE_PLAN_FUNCTION, Backend
 from .edits import Edit
 from .features import Features, probe, refuse_stale_host_lengths
-from .nodes import is_name
+from .nodes import decorated, is_name
 from .sites import Context, all_sites
 from .source import Refused, Source
 
@@ -44,7 +44,6 @@ class Target:
         absent: variants that the file has no mode for, with the reason (0.4.3.post4 has no
             target-verify).
         header_line, plans_line: lines before which the header and the functions go.
-        imports: names that the functions need and the file does not bind at its top.
     """
 
     source: Source
@@ -176,8 +175,7 @@ def _unused_imports(source: Source, places: list[SitePlace]) -> list[SitePlace]:
 
 def _plans_anchor(source: Source) -> cst.CSTNode:
     """The functions go in front of SGLang's own plan function, their nearest kin."""
-    function = source.one_function(DECODE_PLAN_FUNCTION)
-    return function.decorators[0] if function.decorators else function
+    return decorated(source.one_function(DECODE_PLAN_FUNCTION))
 
 
 def _header_anchor(source: Source) -> cst.CSTNode:

@@ -97,6 +97,21 @@ def assigned(
     return None
 
 
+def branches(statement: cst.If) -> Iterator[tuple[cst.BaseExpression | None, cst.BaseSuite]]:
+    """The test and the body of each branch of an `if`; the test of its `else` is None."""
+    node: cst.If | cst.Else | None = statement
+    while isinstance(node, cst.If):
+        yield node.test, node.body
+        node = node.orelse
+    if node is not None:
+        yield None, node.body
+
+
+def decorated(node: cst.FunctionDef) -> cst.CSTNode:
+    """Where a function begins: at its first decorator, if it has one."""
+    return node.decorators[0] if node.decorators else node
+
+
 def self_attribute(node: cst.CSTNode) -> str | None:
     """X of `self.X`."""
     if isinstance(node, cst.Attribute) and is_name(node.value, "self"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from .nodes import calls_of, contains
+from .nodes import branches, calls_of, contains
 from .source import Refused, Source
 
 #: Positions of `BatchMLAPagedAttentionWrapper.plan`'s parameters, the same since 0.2.1.
@@ -99,12 +99,9 @@ def _only_body_with(
         return statement.body if inside and statement.orelse is None else None
     if not isinstance(statement, cst.If):
         return None
-    branches: list[cst.BaseSuite] = []
-    node: cst.If | cst.Else | None = statement
-    while node is not None:
-        branches.append(node.body)
-        node = node.orelse if isinstance(node, cst.If) else None
-    with_calls = [branch for branch in branches if any(contains(branch, c) for c in calls)]
+    with_calls = [
+        body for _, body in branches(statement) if any(contains(body, call) for call in calls)
+    ]
     return with_calls[0] if len(with_calls) == 1 else None
 
 

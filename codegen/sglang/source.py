@@ -104,6 +104,10 @@ class Source:
         """Module-level functions."""
         return (node for node in self.module.body if isinstance(node, cst.FunctionDef))
 
+    def methods(self, owner: cst.ClassDef) -> Iterator[cst.FunctionDef]:
+        """The methods of a class."""
+        return (node for node in owner.body.body if isinstance(node, cst.FunctionDef))
+
     def one_class(self, name: str) -> cst.ClassDef:
         """The class `name`; Refused unless there is exactly one."""
         found = [node for node in self.classes() if node.name.value == name]
@@ -119,11 +123,10 @@ class Source:
 
     def one_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
         """The method `name` of `owner`; Refused unless there is exactly one."""
-        methods = [node for node in owner.body.body if isinstance(node, cst.FunctionDef)]
-        found = [node for node in methods if node.name.value == name]
+        found = [node for node in self.methods(owner) if node.name.value == name]
         what = f"method {owner.name.value}.{name}"
         return self.exactly_one(
-            found, what, (n.name.value for n in methods), name, self.first(owner)
+            found, what, (n.name.value for n in self.methods(owner)), name, self.first(owner)
         )
 
     def exactly_one(

@@ -38,7 +38,7 @@ def _own_install(site: CallSite, wrapper: str) -> cst.BaseStatement | None:
     if site.index + 1 >= len(site.block):
         return None
     following = site.block[site.index + 1]
-    if isinstance(following, cst.SimpleStatementLine) and installs_plan(following, wrapper):
+    if installs_plan(following, wrapper):
         return following
     if isinstance(following, cst.If) and following.orelse is None:
         inner = following.body.body

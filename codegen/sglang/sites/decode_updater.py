@@ -8,7 +8,7 @@ FlashInfer 0.7 compares with kv_indptr.
 from __future__ import annotations
 
 from ..backend import DECODE_UPDATER_CLASS
-from ..edits import Edit, add_argument, add_parameter, before
+from ..edits import Edit, add_arguments, add_parameter, before
 from ..plan_call import find_plan_call
 from ..source import Refused
 from . import REQUEST, REQUEST_TYPE, Context
@@ -43,7 +43,7 @@ def edits(context: Context) -> list[Edit]:
     )
     return [
         add_parameter(source, "decode-updater-update", update, REQUEST, REQUEST_TYPE),
-        add_argument(source, "decode-updater-pass", call, REQUEST, REQUEST),
+        add_arguments(source, "decode-updater-pass", call, **{REQUEST: REQUEST}),
         add_parameter(source, "decode-updater-begin", begin, REQUEST, REQUEST_TYPE),
         before(source, "decode-updater-plan", plan.statement, lines),
     ]

@@ -6,7 +6,7 @@ the committed tokens alone. Added: the step's request, its spec_info.
 
 from __future__ import annotations
 
-from ..edits import Edit, add_argument, before
+from ..edits import Edit, add_arguments, before
 from ..source import Refused
 from . import REQUEST, Context
 
@@ -23,13 +23,7 @@ def edits(context: Context) -> list[Edit]:
             source.first(site.statement),
         )
     lines = context.lines("eager_draft", calls=("mlagen_request_draft_eager",))
-    value = "mlagen_input"
-    argument = add_argument(source, "eager-draft-call", site.call, REQUEST, REQUEST)
-    with_input = (f"spec_info={value},", *argument.lines)
-    if argument.replaces:  # a call on one line: both arguments go in behind each other
-        (line,) = argument.lines
-        with_input = (
-            line.replace(f"{REQUEST}={REQUEST}", f"spec_info={value}, {REQUEST}={REQUEST}"),
-        )
-    call = Edit("eager-draft-call", argument.line, argument.indent, with_input, argument.replaces)
+    call = add_arguments(
+        source, "eager-draft-call", site.call, spec_info="mlagen_input", **{REQUEST: REQUEST}
+    )
     return [before(source, "eager-draft", site.statement, lines), call]

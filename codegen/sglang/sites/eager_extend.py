@@ -11,7 +11,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..backend import CallSite
-from ..edits import Edit, add_argument, before, instead
+from ..edits import Edit, add_arguments, before, instead
 from ..nodes import assigned, is_name, mentions, self_attribute, words
 from ..source import Source
 from . import REQUEST, Context
@@ -36,14 +36,16 @@ def edits(context: Context) -> list[Edit]:
     else:
         found = [
             before(backend.source, "eager-extend", site.statement, lines),
-            add_argument(backend.source, "eager-extend-call", site.call, REQUEST, REQUEST),
+            add_arguments(backend.source, "eager-extend-call", site.call, **{REQUEST: REQUEST}),
         ]
     old = backend.draft_extend_eager
     if old is not None:
         lines = context.lines("eager_extend", ragged=None)
         found += [
             before(backend.source, "eager-draft-extend", old.statement, lines),
-            add_argument(backend.source, "eager-draft-extend-call", old.call, REQUEST, REQUEST),
+            add_arguments(
+                backend.source, "eager-draft-extend-call", old.call, **{REQUEST: REQUEST}
+            ),
         ]
     return found
 

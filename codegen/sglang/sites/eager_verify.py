@@ -5,7 +5,7 @@ Added: the request and its way to the updater.
 
 from __future__ import annotations
 
-from ..edits import Edit, add_argument, before
+from ..edits import Edit, add_arguments, before
 from . import REQUEST, Context
 
 
@@ -16,5 +16,5 @@ def edits(context: Context) -> list[Edit]:
     lines = context.lines("eager_verify", calls=("mlagen_request_verify_eager",))
     return [
         before(backend.source, "eager-verify", site.statement, lines),
-        add_argument(backend.source, "eager-verify-call", site.call, REQUEST, REQUEST),
+        add_arguments(backend.source, "eager-verify-call", site.call, **{REQUEST: REQUEST}),
     ]

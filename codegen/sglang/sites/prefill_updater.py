@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import libcst as cst
 
 from ..backend import PREFILL_UPDATER_CLASS
-from ..edits import Edit, add_argument, add_parameter, before
-from ..nodes import mentions
+from ..edits import Edit, add_arguments, add_parameter, before
+from ..nodes import assigned
 from ..plan_call import PlanCall, find_plan_call
 from ..source import Refused
 from . import REQUEST, REQUEST_TYPE, Context
@@ -45,7 +45,7 @@ def edits(context: Context) -> list[Edit]:
     )
     return [
         add_parameter(source, "prefill-updater-update", update, REQUEST, REQUEST_TYPE),
-        add_argument(source, "prefill-updater-pass", call, REQUEST, REQUEST),
+        add_arguments(source, "prefill-updater-pass", call, **{REQUEST: REQUEST}),
         add_parameter(source, "prefill-updater-begin", begin, REQUEST, REQUEST_TYPE),
         before(source, "prefill-updater-plan", place, lines),
     ]
@@ -67,10 +67,7 @@ def _ahead_of_own_arguments(plan: PlanCall) -> cst.BaseStatement:
 
 
 def _only_assigns(statement: cst.BaseStatement, names: frozenset[str]) -> bool:
-    if not isinstance(statement, cst.SimpleStatementLine) or len(statement.body) != 1:
-        return False
-    small = statement.body[0]
-    return isinstance(small, cst.Assign) and all(
-        isinstance(target.target, cst.Name) and mentions(target.target, names)
-        for target in small.targets
+    made = assigned(statement)
+    return made is not None and all(
+        isinstance(target, cst.Name) and target.value in names for target in made[0]
     )

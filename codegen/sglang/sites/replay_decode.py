@@ -9,7 +9,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..backend import CallSite
-from ..edits import Edit, add_argument, instead
+from ..edits import Edit, add_arguments, instead
 from ..nodes import self_attribute
 from ..source import Refused, Source
 from . import REQUEST, Context
@@ -38,7 +38,7 @@ def edits(context: Context) -> list[Edit]:
     )
     return [
         instead(source, "replay-decode", statements[0], statements[-1], lines),
-        add_argument(source, "replay-decode-call", site.call, REQUEST, REQUEST),
+        add_arguments(source, "replay-decode-call", site.call, **{REQUEST: REQUEST}),
     ]
 
 

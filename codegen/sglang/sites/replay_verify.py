@@ -10,7 +10,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..backend import CallSite
-from ..edits import Edit, add_argument, before, instead
+from ..edits import Edit, add_arguments, before, instead
 from ..nodes import assigned, is_name, mentions
 from ..source import Refused, Source
 from . import REQUEST, Context
@@ -58,7 +58,7 @@ def edits(context: Context) -> list[Edit]:
             )
         return [
             before(source, "replay-verify", site.statement, lines),
-            add_argument(source, "replay-verify-call", site.call, REQUEST, REQUEST),
+            add_arguments(source, "replay-verify-call", site.call, **{REQUEST: REQUEST}),
         ]
     found = [instead(source, "replay-verify", own[0], own[-1], lines)]
     choice = [s for s in site.block[: site.index] if _is_choice(s)]
