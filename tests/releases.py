@@ -9,7 +9,12 @@ from __future__ import annotations
 from functools import cache
 
 from mlagen.codegen.fetch import WheelTree, fetch
+from mlagen.codegen.flashinfer.api import PlanApi
 from mlagen.codegen.flashinfer.find import FlashInferSource, find_flashinfer
+from mlagen.codegen.flashinfer.read import read_plan_api
+from mlagen.codegen.patch import Patch, prepare
+from mlagen.codegen.sglang.find import FoundTarget
+from mlagen.codegen.spec import Spec, load_spec, shipped_spec
 
 SGLANG_FILE = "sglang/srt/layers/attention/flashinfer_mla_backend.py"
 
@@ -78,3 +83,22 @@ def sglang_file(version: str) -> bytes:
 def flashinfer_source(version: str) -> FlashInferSource:
     """A FlashInfer release that has a wheel (0.5.0 and later)."""
     return find_flashinfer(version)
+
+
+@cache
+def plan_api(version: str) -> PlanApi:
+    """What is read from that FlashInfer release."""
+    return read_plan_api(flashinfer_source(version))
+
+
+@cache
+def shipped() -> Spec:
+    """The variants that mlagen ships."""
+    return load_spec(shipped_spec())
+
+
+@cache
+def patch_of(sglang: str, flashinfer: str) -> Patch:
+    """A release of SGLang, patched for one of FlashInfer: once for all tests of a run."""
+    found = FoundTarget(sglang_file(sglang), SGLANG_FILE, None)
+    return prepare(found, shipped(), plan_api(flashinfer))

@@ -190,7 +190,7 @@ def test_a_symbolic_link_stays_one(target: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["link.py", "site"]
 
 
-def test_the_same_content_is_not_written(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_content_is_not_written(target: Path) -> None:
     target.chmod(0o440)
     before = target.stat()
     assert publish(read_target(target), b"old\n") is False

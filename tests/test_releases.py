@@ -18,15 +18,21 @@ import pytest
 from mlagen.codegen.check import check_file
 from mlagen.codegen.errors import DriftError
 from mlagen.codegen.flashinfer.api import PlanApi
-from mlagen.codegen.flashinfer.read import read_plan_api
 from mlagen.codegen.patch import Patch, header_for, prepare, select
 from mlagen.codegen.provenance import Region, find_regions, read_header, remove_regions
 from mlagen.codegen.render import render, render_module
 from mlagen.codegen.sglang.find import FoundTarget
 from mlagen.codegen.sglang.locate import locate
-from mlagen.codegen.spec import Spec, load_spec, shipped_spec
 from mlagen.codegen.splice import splice
-from tests.releases import NEAREST_WHEEL, PINS, SGLANG_FILE, flashinfer_source, sglang_file
+from tests.releases import (
+    NEAREST_WHEEL,
+    PINS,
+    SGLANG_FILE,
+    patch_of,
+    plan_api,
+    sglang_file,
+    shipped,
+)
 from tests.splice.wiring import wiring
 
 DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.18", "0.5.23")
@@ -34,16 +40,6 @@ REFUSED = ("0.4.4",)
 #: No speculative decoding in the file: decode alone is planned.
 DECODE_ONLY = ("0.4.3.post4",)
 VARIANTS = ("decode", "draft-decode", "verify", "draft-extend", "dcp")
-
-
-@cache
-def shipped() -> Spec:
-    return load_spec(shipped_spec())
-
-
-@cache
-def api_of(version: str) -> PlanApi:
-    return read_plan_api(flashinfer_source(version))
 
 
 def found(data: bytes) -> FoundTarget:
@@ -70,9 +66,9 @@ class Release:
 
 @cache
 def release_of(version: str) -> Release:
-    api = api_of(NEAREST_WHEEL[version])
-    original = sglang_file(version)
-    return Release(version, api, original, prepare(found(original), shipped(), api))
+    flashinfer = NEAREST_WHEEL[version]
+    patch = patch_of(version, flashinfer)
+    return Release(version, plan_api(flashinfer), sglang_file(version), patch)
 
 
 def name_of(version: str) -> str:
@@ -209,7 +205,7 @@ def test_unpatch_restores_the_bytes(release: Release) -> None:
 
 def test_there_and_back_to_another_flashinfer(release: Release) -> None:
     """0.6.17 plans on the wrapper, 0.7.4 on a back-end object."""
-    other = api_of("0.6.17" if release.api.holder == "planned_backend" else "0.7.4")
+    other = plan_api("0.6.17" if release.api.holder == "planned_backend" else "0.7.4")
     there = prepare(found(release.patched), shipped(), other)
     assert there.changes
     assert remove_regions(there.patched) == release.original
@@ -267,7 +263,7 @@ def test_pins_are_all_covered() -> None:
 def test_0_4_4_is_refused() -> None:
     data = sglang_file("0.4.4")
     with pytest.raises(DriftError) as caught:
-        prepare(found(data), shipped(), api_of(NEAREST_WHEEL["0.4.4"]))
+        prepare(found(data), shipped(), plan_api(NEAREST_WHEEL["0.4.4"]))
     (problem,) = caught.value.problems
     assert caught.value.exit_code == 4
     assert problem.code == "stale-host-lengths"

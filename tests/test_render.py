@@ -21,16 +21,15 @@ from pathlib import Path
 import pytest
 
 from mlagen.codegen.errors import DriftError, SpecError
-from mlagen.codegen.flashinfer.api import Era, Place, PlanApi, StateAttribute
-from mlagen.codegen.flashinfer.read import read_plan_api
+from mlagen.codegen.flashinfer.api import Place, PlanApi, StateAttribute
 from mlagen.codegen.generated import MANIFEST, differing, generate, manifest_of
 from mlagen.codegen.patch import prepare, select
 from mlagen.codegen.render import Fragment, Rendered, import_lines, render, render_module
 from mlagen.codegen.resolve import names_of
 from mlagen.codegen.sglang.find import FoundTarget
-from mlagen.codegen.spec import Spec, load_spec, read_spec, shipped_spec
-from tests.judge.miniature import COPIES, STAGES
-from tests.releases import flashinfer_source
+from mlagen.codegen.spec import Spec, read_spec
+from tests.judge.miniature import COPIES, STAGES, STREAM, TORCH_OP
+from tests.releases import plan_api, shipped
 from tests.splice.shapes import before
 
 RELEASES = ("0.5.3", "0.6.7", "0.6.14", "0.6.17", "0.6.18", "0.7.0", "0.7.1", "0.7.2", "0.7.4")
@@ -46,35 +45,15 @@ NINE = (
     "causal",
 )
 
-#: The two oldest forms of the private call have no wheel: as COPIES, but for the call.
-TORCH_OP = replace(
-    COPIES, era=Era.TORCH_OP, version="0.2.5", call=replace(COPIES.call, method="plan.default")
-)
-STREAM = replace(
-    COPIES,
-    era=Era.STREAM,
-    version="0.2.3",
-    call=replace(
-        COPIES.call,
-        takes_stream=True,
-        arguments=(*COPIES.call.arguments, "get_cuda_stream(device)"),
-    ),
-)
-
 
 @cache
 def api_of(version: str) -> PlanApi:
     if version == "0.2.3":
         return STREAM
-    return TORCH_OP if version == "0.2.5" else read_plan_api(flashinfer_source(version))
+    return TORCH_OP if version == "0.2.5" else plan_api(version)
 
 
 EVERY_API = ("0.2.3", "0.2.5", *RELEASES)
-
-
-@cache
-def shipped() -> Spec:
-    return load_spec(shipped_spec())
 
 
 # -- specs of other people ----------------------------------------------------------------------

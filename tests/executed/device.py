@@ -106,16 +106,10 @@ class Event:
         self._gpu = gpu
         self._position: int | None = None
 
-    @property
-    def recorded(self) -> bool:
-        return self._position is not None
-
     def record(self, stream: Stream | None = None) -> None:
         self._position = self._gpu.submitted
-        self._gpu.events_recorded += 1
 
     def query(self) -> bool:
-        self._gpu.event_queries += 1
         if self._gpu.event_says is not None:
             return self._gpu.event_says
         return self._position is None or self._position <= self._gpu.completed
@@ -145,8 +139,6 @@ class Gpu:
         self.waits: list[Wait] = []
         self.capturing = False
         self.event_says: bool | None = None
-        self.event_queries = 0
-        self.events_recorded = 0
         self.submitted = 0
         self.completed = 0
         self.driven: set[str] = set()

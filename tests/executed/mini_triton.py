@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -89,8 +88,3 @@ class Language:
         for program in itertools.product(*(range(n) for n in grid)):
             self._program = program
             kernel(*pointers, **named)
-
-
-def module_of(language: Language) -> SimpleNamespace:
-    """What a kernel's file calls `triton`."""
-    return SimpleNamespace(language=language)

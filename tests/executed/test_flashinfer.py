@@ -74,22 +74,27 @@ class World:
         with self.gpu.running():
             self.wrapper.plan(**{**named, **changed})
 
-    def private_plan(self, lens: list[int]) -> None:
-        """The call that a fast plan makes."""
+    def planner_arguments(self, lens: list[int]) -> list[Any]:
+        """What a fast plan hands to the planner."""
         qo, indptr, _, kv = self.arrays(lens, "cpu")
         w = self.wrapper
+        return [
+            w._float_workspace_buffer,
+            w._int_workspace_buffer,
+            w._pin_memory_int_workspace_buffer,
+            qo,
+            indptr,
+            kv,
+            16,
+            512,
+            False,
+        ]
+
+    def private_plan(self, lens: list[int]) -> None:
+        """The call that a fast plan makes."""
+        arguments = self.planner_arguments(lens)
         with self.gpu.running():
-            w._cached_module.plan(
-                w._float_workspace_buffer,
-                w._int_workspace_buffer,
-                w._pin_memory_int_workspace_buffer,
-                qo,
-                indptr,
-                kv,
-                16,
-                512,
-                False,
-            )
+            self.wrapper._cached_module.plan(*arguments)
 
 
 def _real_methods(version: str) -> dict[str, list[str]]:
@@ -248,22 +253,10 @@ def _misuses() -> Iterator[tuple[str, int, Any]]:
 def test_misuse(message: str, position: int, value: Any) -> None:
     world = World("0.6.17")
     world.plan([3, 5])
-    qo, indptr, _, kv = world.arrays([3, 5], "cpu")
-    w = world.wrapper
-    arguments: list[Any] = [
-        w._float_workspace_buffer,
-        w._int_workspace_buffer,
-        w._pin_memory_int_workspace_buffer,
-        qo,
-        indptr,
-        kv,
-        16,
-        512,
-        False,
-    ]
+    arguments = world.planner_arguments([3, 5])
     arguments[position] = value
     with world.gpu.running(), pytest.raises(PlannerMisuseError, match=message):
-        w._cached_module.plan(*arguments)
+        world.wrapper._cached_module.plan(*arguments)
 
 
 def test_misuse_with_what_lies_on_the_device_or_is_too_small() -> None:

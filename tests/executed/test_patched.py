@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
-
 import pytest
 
-from mlagen.codegen.flashinfer.find import find_flashinfer
-from mlagen.codegen.flashinfer.read import read_plan_api
-from mlagen.codegen.patch import prepare
-from mlagen.codegen.sglang.find import find_target
-from mlagen.codegen.spec import load_spec, shipped_spec
-
-from ..releases import NEAREST_WHEEL
+from ..releases import NEAREST_WHEEL, patch_of
 from . import expected
 from .harness import Done, Session
+from .runs import BATCHES, NDT, OLDER, RELEASES, STEPS, plus
 from .stubs import Shape
 
-RELEASES = ("0.5.10", "0.5.13", "0.5.17", "0.5.18", "0.5.23")
-OLDER = ("0.4.5", "0.4.10", "0.5.1")
 ALL = (*OLDER, *RELEASES)
-NDT, STEPS = 3, 4
-BATCHES: Sequence[Sequence[int]] = ([10, 20, 30, 40], [11, 21, 31], [1], [33, 2, 7, 50], [12, 22])
-
-
-@cache
-def patched(release: str, flashinfer: str | None = None) -> bytes:
-    """The release's file after `mlagen patch`."""
-    api = read_plan_api(find_flashinfer(flashinfer or NEAREST_WHEEL[release]))
-    found = find_target(f"sglang=={release}")
-    return prepare(found, load_spec(shipped_spec()), api).patched
 
 
 def session(release: str, flashinfer: str | None = None, **named: object) -> Session:
     version = flashinfer or NEAREST_WHEEL[release]
-    return Session(release, patched(release, flashinfer), flashinfer=version, **named)
-
-
-def _plus(lens: Sequence[int], more: int) -> list[int]:
-    return [n + more for n in lens]
+    return Session(release, patch_of(release, version).patched, flashinfer=version, **named)
 
 
 @pytest.mark.parametrize("release", ALL)
@@ -69,7 +45,7 @@ def test_verify_replay(release: str, kind: str) -> None:
         assert done.launch.plan is done.record
         assert done.launch.grid_fits
         assert done.launch.causal
-        assert done.launch.tokens == s.tokens(_plus(lens, NDT), bs=4, pad=1 + NDT)
+        assert done.launch.tokens == s.tokens(plus(lens, NDT), bs=4, pad=1 + NDT)
         assert [wait for wait in done.waits if wait.kind != "read"] == []
         assert not done.record.stock
 
@@ -84,7 +60,7 @@ def test_draft_replay(release: str) -> None:
         for step, (record, launch) in enumerate(zip(done.records, done.launches, strict=True)):
             assert record.arrays == expected.draft(lens, step, 4)
             assert launch.plan is record
-            assert launch.tokens == s.tokens(_plus(lens, step + 1), bs=4, pad=step + 2)
+            assert launch.tokens == s.tokens(plus(lens, step + 1), bs=4, pad=step + 2)
             # Real rows as the device has them, all rows where the index kernel stored them.
             real = len(lens)
             assert record.kv_indptr[: real + 1] == s.draft_indptr(step, 4)[: real + 1]
@@ -116,11 +92,11 @@ def test_eager_plans_wait_once_only(release: str) -> None:
     for first, lens in ((True, [10, 20]), (False, [30]), (False, [5, 6, 7]), (False, [8, 9])):
         verify = s.eager_verify(lens, NDT)
         assert _last(verify) == [expected.verify(lens, NDT)]
-        assert verify.launch.tokens == s.tokens(_plus(lens, NDT))
+        assert verify.launch.tokens == s.tokens(plus(lens, NDT))
         draft = s.eager_draft(lens, STEPS)
         assert _last(draft, STEPS - 1) == [expected.draft(lens, i) for i in range(STEPS - 1)]
         for step, launch in enumerate(draft.launches):
-            assert launch.tokens == s.tokens(_plus(lens, step + 1))
+            assert launch.tokens == s.tokens(plus(lens, step + 1))
         assert bool(verify.waits) == bool(draft.waits) == first
 
 

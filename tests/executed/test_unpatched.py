@@ -9,29 +9,17 @@ import pytest
 
 from . import expected
 from .harness import Done, Session
+from .runs import BATCHES, NDT, OLDER, RELEASES, STEPS, plus
 from .stubs import Shape
 
-# One of each structure: capture and replay methods; one method for both; verify keyed by a layout;
-# host-planned verify upstream; FlashInfer 0.7.
-RELEASES = ("0.5.10", "0.5.13", "0.5.17", "0.5.18", "0.5.23")
-OLDER = ("0.4.5", "0.4.10", "0.5.1")
 # Waits of one stock plan whose arrays are on the device, with the FlashInfer that is pinned.
 STOCK_WAITS = {"0.5.23": 10}
 # Upstream plans verify on the host itself.
 HOST_VERIFY = ("0.5.18", "0.5.23")
-STEPS = 4  # three draft steps need attention
-NDT = 3
-
-# Batches that are replayed one after the other in one graph of 4 rows.
-BATCHES: Sequence[Sequence[int]] = ([10, 20, 30, 40], [11, 21, 31], [1], [33, 2, 7, 50], [12, 22])
 
 
 def _stock_waits(release: str) -> int:
     return STOCK_WAITS.get(release, 3)
-
-
-def _plus(lens: Sequence[int], more: int) -> list[int]:
-    return [n + more for n in lens]
 
 
 @pytest.mark.parametrize("release", [*OLDER, *RELEASES])
@@ -58,7 +46,7 @@ def test_verify_is_right_and_waits_until_0_5_17(release: str) -> None:
         assert done.record.stock == (release not in HOST_VERIFY)
         assert done.launch.plan is done.record
         assert done.launch.grid_fits
-        assert done.launch.tokens == session.tokens(_plus(lens, NDT), bs=4, pad=1 + NDT)
+        assert done.launch.tokens == session.tokens(plus(lens, NDT), bs=4, pad=1 + NDT)
         assert len(done.waits) == (0 if release in HOST_VERIFY else 3)
         assert {wait.function for wait in done.waits} <= {"call_begin_forward"}
         if release > "0.5.10":
@@ -113,7 +101,7 @@ def test_draft_replay_plans_the_lengths_of_a_decode(release: str) -> None:
         assert record.kv_len != right[2]
         assert record.kv_indptr != right[1]
         assert launch.plan is record
-        wanted = session.tokens(_plus(lens, step + 1), bs=4, pad=step + 2)
+        wanted = session.tokens(plus(lens, step + 1), bs=4, pad=step + 2)
         assert all(got != want for got, want in zip(launch.tokens, wanted, strict=True))
         # Request 1's row begins with what request 0 has newest.
         assert launch.tokens[1] is not None
@@ -146,7 +134,7 @@ def test_eager_verify_and_decode_are_right_and_wait(release: str) -> None:
         verify = session.eager_verify(lens, NDT)
         decode = session.eager_decode(lens)
         assert verify.record.arrays == expected.verify(lens, NDT)
-        assert verify.launch.tokens == session.tokens(_plus(lens, NDT))
+        assert verify.launch.tokens == session.tokens(plus(lens, NDT))
         assert decode.record.arrays == expected.decode(lens)
         assert decode.launch.tokens == session.tokens(lens)
         for done in (verify, decode):

@@ -25,6 +25,23 @@ NINE = (
     "causal",
 )
 
+#: The positional parameters of `plan`, the same in all of them.
+PARAMETERS = (
+    "qo_indptr",
+    "kv_indptr",
+    "kv_indices",
+    "kv_len_arr",
+    "num_heads",
+    "head_dim_ckv",
+    "head_dim_kpe",
+    "page_size",
+    "causal",
+    "sm_scale",
+    "q_data_type",
+    "kv_data_type",
+    "use_profiler",
+)
+
 STREAM = (*NINE, "get_cuda_stream(device)")
 
 Files = dict[str, str]

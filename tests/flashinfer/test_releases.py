@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import pytest
 
 from mlagen.codegen.flashinfer.api import Era, PlanApi
-from mlagen.codegen.flashinfer.read import explain, read_plan_api
-from tests.flashinfer.miniatures import NINE
-from tests.releases import NEAREST_WHEEL, PINS, flashinfer_source
+from mlagen.codegen.flashinfer.read import explain
+from tests.flashinfer.miniatures import NINE, PARAMETERS
+from tests.releases import NEAREST_WHEEL, PINS, plan_api
 
 WRAPPER = "flashinfer/mla/_core.py"
 FA = "flashinfer/mla/_batch_mla/_backends/_fa_common.py"
@@ -86,33 +85,11 @@ RELEASES = {
     ),
 }
 
-#: The positional parameters of `plan`, the same in all of them.
-PARAMETERS = (
-    "qo_indptr",
-    "kv_indptr",
-    "kv_indices",
-    "kv_len_arr",
-    "num_heads",
-    "head_dim_ckv",
-    "head_dim_kpe",
-    "page_size",
-    "causal",
-    "sm_scale",
-    "q_data_type",
-    "kv_data_type",
-    "use_profiler",
-)
-
-
-@cache
-def api_of(version: str) -> PlanApi:
-    return read_plan_api(flashinfer_source(version))
-
 
 @pytest.fixture(params=RELEASES)
 def release(request: pytest.FixtureRequest) -> tuple[str, Facts, PlanApi]:
     version = request.param
-    return version, RELEASES[version], api_of(version)
+    return version, RELEASES[version], plan_api(version)
 
 
 def test_era_and_places(release: tuple[str, Facts, PlanApi]) -> None:
@@ -168,13 +145,13 @@ def test_parameters(release: tuple[str, Facts, PlanApi]) -> None:
 
 
 def test_digests_differ() -> None:
-    digests = {api_of(version).digest for version in RELEASES}
+    digests = {plan_api(version).digest for version in RELEASES}
     assert len(digests) == len(RELEASES)
     assert all(len(digest) == 64 for digest in digests)
 
 
 def test_explain_names_what_stands_there() -> None:
-    api = api_of("0.7.4")
+    api = plan_api("0.7.4")
     assert explain(api) == (
         ("version", "0.7.4"),
         ("era", "backend-object (0.7.0-0.7.4)"),
@@ -220,7 +197,7 @@ def test_every_pin_has_a_wheel_to_read() -> None:
 @pytest.mark.releases
 @pytest.mark.parametrize("version", sorted(set(NEAREST_WHEEL.values()) - RELEASES.keys()))
 def test_pinned_wheels_are_read(version: str) -> None:
-    api = read_plan_api(flashinfer_source(version))
+    api = plan_api(version)
     assert api.version == version
     assert api.missing == ()
     assert api.planner_copies

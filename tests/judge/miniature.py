@@ -7,7 +7,10 @@ be changed at a time.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlagen.codegen.flashinfer.api import Era, Place, PlanApi, PrivateCall, StateAttribute
+from tests.flashinfer.miniatures import NINE, PARAMETERS
 
 CLEAN = """\
 import torch
@@ -103,32 +106,6 @@ def host_verify_plan(
 """
 
 _PLACE = Place("flashinfer/mla/_core.py", 1706)
-_PARAMETERS = (
-    "qo_indptr",
-    "kv_indptr",
-    "kv_indices",
-    "kv_len_arr",
-    "num_heads",
-    "head_dim_ckv",
-    "head_dim_kpe",
-    "page_size",
-    "causal",
-    "sm_scale",
-    "q_data_type",
-    "kv_data_type",
-    "use_profiler",
-)
-_ARGUMENTS = (
-    "self._float_workspace_buffer",
-    "self._int_workspace_buffer",
-    "self._pin_memory_int_workspace_buffer",
-    "qo_indptr_host",
-    "kv_indptr_host",
-    "kv_len_arr_host",
-    "num_heads",
-    "head_dim_ckv",
-    "causal",
-)
 _STATE = (
     ("_kv_indices_buf", "kv_indices.to(self.device, non_blocking=True)"),
     ("_causal", "causal"),
@@ -143,8 +120,8 @@ _STATE = (
 COPIES = PlanApi(
     version="0.6.17",
     era=Era.MLA_PACKAGE,
-    plan_parameters=_PARAMETERS,
-    call=PrivateCall("plan", _ARGUMENTS, "plan_info", False, _PLACE),
+    plan_parameters=PARAMETERS,
+    call=PrivateCall("plan", NINE, "plan_info", False, _PLACE),
     holder="wrapper",
     run_state=tuple(StateAttribute(name, value, _PLACE) for name, value in _STATE),
     planner_copies=True,
@@ -158,9 +135,9 @@ COPIES = PlanApi(
 STAGES = PlanApi(
     version="0.7.2",
     era=Era.BACKEND_OBJECT,
-    plan_parameters=(*_PARAMETERS, "metadata", "lse_mode"),
+    plan_parameters=(*PARAMETERS, "metadata", "lse_mode"),
     call=PrivateCall(
-        "plan_with_staged_workspace_bytes", _ARGUMENTS, "plan_info_and_bytes", False, _PLACE
+        "plan_with_staged_workspace_bytes", NINE, "plan_info_and_bytes", False, _PLACE
     ),
     holder="planned_backend",
     run_state=tuple(StateAttribute(name, value, _PLACE) for name, value in _STATE),
@@ -179,3 +156,19 @@ def changed(*replacements: tuple[str, str], source: str = CLEAN) -> bytes:
         assert source.count(old) == 1, f"{source.count(old)} times: {old}"
         source = source.replace(old, new)
     return source.encode()
+
+
+#: The two oldest forms of the private call have no wheel: as COPIES, but for the call.
+TORCH_OP = replace(
+    COPIES, era=Era.TORCH_OP, version="0.2.5", call=replace(COPIES.call, method="plan.default")
+)
+STREAM = replace(
+    COPIES,
+    era=Era.STREAM,
+    version="0.2.3",
+    call=replace(
+        COPIES.call,
+        takes_stream=True,
+        arguments=(*COPIES.call.arguments, "get_cuda_stream(device)"),
+    ),
+)

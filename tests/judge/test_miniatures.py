@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import pytest
 
-from mlagen.codegen.flashinfer.api import Era, PlanApi
+from mlagen.codegen.flashinfer.api import PlanApi
 from mlagen.codegen.judge import host_syncs, is_note, judge
-from tests.judge.miniature import CLEAN, COPIES, STAGES, changed
+from tests.judge.miniature import CLEAN, COPIES, STAGES, STREAM, TORCH_OP, changed
 
 Change: TypeAlias = tuple[str, str]
 
@@ -310,12 +310,6 @@ def wants(*arguments: str, **changes: object) -> PlanApi:
 
 STAGED = ".plan_with_staged_workspace_bytes("
 WANTED = COPIES.call.arguments
-TORCH_OP = replace(COPIES, era=Era.TORCH_OP, call=replace(COPIES.call, method="plan.default"))
-STREAM = replace(
-    COPIES,
-    era=Era.STREAM,
-    call=replace(COPIES.call, takes_stream=True, arguments=(*WANTED, "get_cuda_stream(device)")),
-)
 EAGER = (
     "decode_wrapper = BatchMLAPagedAttentionWrapper(self.workspace, use_cuda_graph=True)",
     "decode_wrapper = BatchMLAPagedAttentionWrapper(self.workspace)",
@@ -544,7 +538,7 @@ def test_host_syncs(statement: str, kind: str | None) -> None:
     source = changed(
         before("        if forward_batch.forward_mode.is_decode_or_idle():\n", statement)
     )
-    found = host_syncs(source)
+    found = host_syncs(source, "f.py")
     if kind is None:
         assert found == ()
         return
@@ -564,5 +558,5 @@ def test_host_syncs(statement: str, kind: str | None) -> None:
     ],
 )
 def test_host_syncs_tell_when_they_run(anchor: str, path: str) -> None:
-    (sync,) = host_syncs(changed(before(anchor, "n = lens.item()")))
+    (sync,) = host_syncs(changed(before(anchor, "n = lens.item()")), "f.py")
     assert sync.path == path

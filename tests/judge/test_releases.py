@@ -5,25 +5,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from mlagen.codegen.flashinfer.api import PlanApi
-from mlagen.codegen.flashinfer.read import read_plan_api
 from mlagen.codegen.judge import host_syncs, is_note, judge
-from mlagen.codegen.patch import prepare
-from mlagen.codegen.sglang.find import find_target
-from mlagen.codegen.spec import load_spec
 from tests.judge.miniature import COPIES, STAGES
-from tests.releases import NEAREST_WHEEL, PINS, flashinfer_source, sglang_file
-
-
-@cache
-def api(version: str) -> PlanApi:
-    return read_plan_api(flashinfer_source(version))
-
+from tests.releases import NEAREST_WHEEL, PINS, patch_of, plan_api, sglang_file
 
 #: What every hand-written plan so far drops or skips.
 _EACH = {"d5-frozen-grid?": 1, "d7-unchecked-limits?": 1}
@@ -108,7 +96,7 @@ FINDINGS: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("version", FINDINGS)
 def test_findings(version: str) -> None:
-    problems = judge(sglang_file(version), "f.py", api(NEAREST_WHEEL[version]))
+    problems = judge(sglang_file(version), "f.py", plan_api(NEAREST_WHEEL[version]))
     found = Counter(f"{p.code}?" if is_note(p) else p.code for p in problems)
     assert dict(found) == FINDINGS[version]
     assert list(problems) == sorted(problems, key=lambda p: p.line)
@@ -119,7 +107,7 @@ def test_the_lines_of_0_5_18() -> None:
     lines = source.decode().splitlines()
     shown = {
         (p.code, lines[p.line - 1].strip())
-        for p in judge(source, "f.py", api("0.6.17"))
+        for p in judge(source, "f.py", plan_api("0.6.17"))
         if not is_note(p)
     }
     assert ("d2-draft-lengths", "kv_len_arr_cpu = seq_lens_cpu[:bs].to(torch.int32)") in shown
@@ -148,13 +136,13 @@ def test_the_lines_of_0_5_18() -> None:
     ],
 )
 def test_an_upgrade_of_flashinfer_alone(sglang: str, flashinfer: str, code: str) -> None:
-    problems = judge(sglang_file(sglang), "f.py", api(flashinfer))
+    problems = judge(sglang_file(sglang), "f.py", plan_api(flashinfer))
     assert code in {p.code for p in problems}
     assert "d1-pinned-race" not in {p.code for p in problems}
 
 
 def test_an_argument_more_in_flashinfer_is_told() -> None:
-    known = api("0.7.2")
+    known = plan_api("0.7.2")
     grown = replace(known.call, arguments=(*known.call.arguments, "num_colocated_ctas"))
     problems = judge(sglang_file("0.5.23"), "f.py", replace(known, call=grown))
     told = [p for p in problems if p.code == "plan-arguments"]
@@ -170,7 +158,7 @@ def test_without_flashinfer_what_needs_none_is_still_found() -> None:
 
 @pytest.mark.parametrize(("written", "version"), [(COPIES, "0.6.17"), (STAGES, "0.7.2")])
 def test_the_miniature_s_flashinfer_is_the_real_one(written: PlanApi, version: str) -> None:
-    real = api(version)
+    real = plan_api(version)
     for name in ("version", "era", "holder", "planner_copies", "int32_checked"):
         assert getattr(written, name) == getattr(real, name), name
     assert written.call.method == real.call.method
@@ -216,12 +204,14 @@ SYNCS: dict[str, list[tuple[int, str, str]]] = {
 
 @pytest.mark.parametrize("version", SYNCS)
 def test_host_syncs(version: str) -> None:
-    found = host_syncs(sglang_file(version))
+    found = host_syncs(sglang_file(version), "f.py")
     assert [(sync.line, sync.kind, sync.path) for sync in found] == SYNCS[version]
 
 
 def test_a_stock_verify_replay_says_that_it_waits() -> None:
-    before, after = (host_syncs(sglang_file(version))[-1] for version in ("0.5.17", "0.5.18"))
+    before, after = (
+        host_syncs(sglang_file(version), "f.py")[-1] for version in ("0.5.17", "0.5.18")
+    )
     assert "replay of verify too" in before.note
     assert "replay of verify too" not in after.note
     assert "2 in 0.7.4" in after.note
@@ -241,13 +231,12 @@ LEFT_AS_IT_IS = {
 
 @pytest.mark.parametrize("version", LEFT_AS_IT_IS)
 def test_a_patched_release_has_notes_at_most(version: str) -> None:
-    flashinfer = api(NEAREST_WHEEL[version])
-    spec = load_spec(Path(__file__).parents[2] / "variants.yaml")
-    patched = prepare(find_target(f"sglang=={version}"), spec, flashinfer).patched
+    flashinfer = plan_api(NEAREST_WHEEL[version])
+    patched = patch_of(version, NEAREST_WHEEL[version]).patched
     problems = judge(patched, "f.py", flashinfer)
     assert [str(problem) for problem in problems if not is_note(problem)] == []
     assert {problem.code for problem in problems} == LEFT_AS_IT_IS[version]
-    stock = [s for s in host_syncs(patched) if s.kind == "stock-plan"]
+    stock = [s for s in host_syncs(patched, "f.py") if s.kind == "stock-plan"]
     assert stock
     assert all("mlagen" in sync.note for sync in stock)
 
@@ -255,7 +244,7 @@ def test_a_patched_release_has_notes_at_most(version: str) -> None:
 @pytest.mark.releases
 @pytest.mark.parametrize("version", PINS)
 def test_all_releases_are_judged(version: str) -> None:
-    found = {p.code for p in judge(sglang_file(version), "f.py", api(NEAREST_WHEEL[version]))}
+    found = {p.code for p in judge(sglang_file(version), "f.py", plan_api(NEAREST_WHEEL[version]))}
     number = tuple(int(part) for part in version.split(".post")[0].split("."))
     assert ("d2-draft-lengths" in found) == (number >= (0, 4, 4))
     assert ("d3-verify-twice" in found) == (number == (0, 5, 18))
@@ -265,11 +254,11 @@ def test_all_releases_are_judged(version: str) -> None:
     assert ("d11-frozen-plan" in found) == (number >= (0, 5, 19))
     assert ("d1-pinned-race" in found) == (number < (0, 5, 22))
     assert "plan-arguments" not in found
-    assert host_syncs(sglang_file(version))
+    assert host_syncs(sglang_file(version), "f.py")
 
 
 def test_the_largest_file_is_judged_fast() -> None:
-    source, flashinfer = sglang_file("0.5.23"), api("0.7.2")
+    source, flashinfer = sglang_file("0.5.23"), plan_api("0.7.2")
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
