@@ -43,7 +43,7 @@ def inspect_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Inspected:
             ("context parallelism", "known to the file" if features.dcp else "not in this file"),
             ("page size", features.page_size),
         ]
-    for sync in host_syncs(found.data):
+    for sync in host_syncs(found.data, found.label):
         text = f"line {sync.line}, {sync.where}: {sync.expression}"
         facts.append(("wait", f"{text} ({_when(sync)})"))
     return Inspected(tuple(facts), site_states(found, patch, spec), problems)

@@ -784,6 +784,15 @@ def test_inspect_tells_why_a_file_cannot_be_patched(here: Path) -> None:
     assert ": anchor-missing: looked for call of indices_updater_decode.update" in outcome.text
 
 
+@pytest.mark.parametrize("command", ["inspect", "check", "patch"])
+def test_a_file_that_does_not_parse_is_named_as_it_was_given(here: Path, command: str) -> None:
+    (here / "fork.py").write_bytes(b"class FlashInferMLAAttnBackend:\n    def broken(:\n")
+    outcome = run(command, "fork.py", *FI)
+
+    assert outcome.code == 4
+    assert outcome.err.startswith("fork.py:2:")
+
+
 # --- a process of its own -------------------------------------------------------------------------
 
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import DriftError, Problem
+from ..errors import DriftError
 from . import eras
 from .api import Place, PrivateCall
 from .syntax import (
-    HINT,
     ClassView,
     Found,
     MethodOf,
@@ -20,6 +19,7 @@ from .syntax import (
     Step,
     assigned,
     attribute_of,
+    named_by,
     ordered,
     text,
 )
@@ -74,16 +74,15 @@ def _wrapper_class(modules: Modules) -> Found:
         found = modules.find(module, eras.WRAPPER_CLASS)
         if found is not None and isinstance(found.node, ast.ClassDef):
             return found
-    message = (
-        f"{modules.source.label}: class {eras.WRAPPER_CLASS} is not exported by "
-        + " or ".join(eras.EXPORTING_MODULES)
+    message = f"class {eras.WRAPPER_CLASS} is not exported by " + " or ".join(
+        eras.EXPORTING_MODULES
     )
     if modules.paths:
         message += f"; looked in {', '.join(modules.paths)}"
     if near := difflib.get_close_matches(eras.WRAPPER_CLASS, modules.classes(), 1):
         message += f"; the nearest class there is {near[0]}"
     path = next(iter(modules.paths), "flashinfer")
-    raise DriftError(Problem(path, 0, 0, "class-missing", message, HINT))
+    raise DriftError(modules.problem("class-missing", message, path, 0))
 
 
 def find_planner(modules: Modules, wrapper: ClassView) -> Planner:
@@ -154,20 +153,8 @@ def _run_by(modules: Modules, wrapper: ClassView) -> str:
 
 
 def _is_planned_backend(node: ast.AST, step: Step) -> bool:
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "getattr"
-        and len(node.args) >= 2
-    ):
-        on, name = node.args[:2]
-        return (
-            isinstance(on, ast.Name)
-            and on.id in step.selves
-            and isinstance(name, ast.Constant)
-            and name.value == eras.PLANNED_BACKEND
-        )
-    return attribute_of(node, step.selves) == eras.PLANNED_BACKEND
+    name = named_by(node, step.selves, "getattr") or attribute_of(node, step.selves)
+    return name == eras.PLANNED_BACKEND
 
 
 def _backend(modules: Modules, wrapper: ClassView, name: str, *wanted: str) -> ClassView:

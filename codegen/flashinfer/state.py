@@ -8,7 +8,17 @@ from ..errors import DriftError, Problem
 from . import eras
 from .api import Place, StateAttribute
 from .planner import Planner
-from .syntax import ClassView, MethodOf, Module, Modules, Step, assigned, attribute_of, text
+from .syntax import (
+    ClassView,
+    MethodOf,
+    Module,
+    Modules,
+    Step,
+    assigned,
+    attribute_of,
+    named_by,
+    text,
+)
 
 
 def state_between(view: ClassView, plan: str, run: str) -> tuple[StateAttribute, ...]:
@@ -85,15 +95,8 @@ def _unknown(modules: Modules, attribute: StateAttribute, setter: MethodOf) -> P
 def _reads(step: Step) -> str | None:
     node = step.node
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-        return step.attribute()
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("getattr", "hasattr")
-        and len(node.args) >= 2
-    ):
-        return _named(node, step)
-    return None
+        return attribute_of(node, step.selves)
+    return named_by(node, step.selves, "getattr", "hasattr")
 
 
 def _sets(step: Step) -> list[tuple[str, str]]:
@@ -105,10 +108,8 @@ def _sets(step: Step) -> list[tuple[str, str]]:
         return _pairs(node.target, node.value, step)
     if (
         isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "setattr"
         and len(node.args) == 3
-        and (name := _named(node, step))
+        and (name := named_by(node, step.selves, "setattr"))
     ):
         return [(name, text(node.args[2]))]
     return []
@@ -122,14 +123,6 @@ def _pairs(target: ast.expr, value: ast.expr, step: Step) -> list[tuple[str, str
         return [p for t, v in zip(target.elts, values, strict=True) for p in _pairs(t, v, step)]
     name = attribute_of(target, step.selves)
     return [(name, text(value))] if name else []
-
-
-def _named(call: ast.Call, step: Step) -> str | None:
-    """X of `getattr(self, "X")`."""
-    on, name = call.args[:2]
-    if isinstance(on, ast.Name) and on.id in step.selves and isinstance(name, ast.Constant):
-        return str(name.value)
-    return None
 
 
 def int32_checked(modules: Modules, planner: Planner) -> bool:

@@ -282,15 +282,25 @@ class Step:
     node: ast.AST
     selves: frozenset[str]
 
-    def attribute(self) -> str | None:
-        """X, where the node is `self.X`."""
-        return attribute_of(self.node, self.selves)
-
 
 def attribute_of(node: ast.AST, selves: frozenset[str]) -> str | None:
     """X, where `node` is `self.X`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
         return node.attr if node.value.id in selves else None
+    return None
+
+
+def named_by(node: ast.AST, selves: frozenset[str], *functions: str) -> str | None:
+    """X, where `node` is `getattr(self, "X", ...)`, or calls another of `functions` so."""
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in functions
+        and len(node.args) >= 2
+    ):
+        on, name = node.args[:2]
+        if isinstance(on, ast.Name) and on.id in selves and isinstance(name, ast.Constant):
+            return str(name.value)
     return None
 
 

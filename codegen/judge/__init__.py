@@ -36,7 +36,6 @@ from .syncs import HostSync, find_syncs
 
 __all__ = ["HostSync", "host_syncs", "is_note", "judge"]
 
-_FILE = "flashinfer_mla_backend.py"
 _JUDGES = (
     fit,
     d1_pinned_race,
@@ -80,7 +79,7 @@ def is_note(problem: Problem) -> bool:
     return problem.message.startswith(NOTE)
 
 
-def host_syncs(source: bytes, path_label: str = _FILE) -> tuple[HostSync, ...]:
+def host_syncs(source: bytes, path_label: str) -> tuple[HostSync, ...]:
     """Where the host waits for the GPU in `source`, in the order of its lines.
 
     Raises:

@@ -28,7 +28,6 @@ class _Trail:
     reads: list[ast.expr] = field(default_factory=list)
     adds: set[str] = field(default_factory=set)
     guards: list[ast.expr] = field(default_factory=list)
-    nodes: list[ast.AST] = field(default_factory=list)
     cast: bool = False
     seen: set[ast.AST] = field(default_factory=set)
 
@@ -66,7 +65,7 @@ def find_lengths(source: Source, plans: tuple[HandPlan, ...]) -> tuple[HostLengt
             continue
         trail = _Trail()
         _follow(source, value, function, value, trail)
-        if not trail.reads or any(source.ours(node) for node in trail.nodes):
+        if not trail.reads or any(source.ours(node) for node in trail.seen):
             continue
         modes = source.modes(binding) | source.modes(trail.reads[0])
         guards = [*trail.guards, *source.tests(binding), *source.tests(trail.reads[0])]
@@ -139,7 +138,6 @@ def _follow(
     if node in trail.seen or len(trail.seen) > _LIMIT:
         return
     trail.seen.add(node)
-    trail.nodes.append(node)
     if isinstance(node, ast.IfExp):
         trail.guards.extend([node.test, *_defined_tests(source, node.test, function)])
         _follow(source, node.body, function, use, trail)
@@ -166,7 +164,7 @@ def _follow(
             if isinstance(definition.value, ast.Constant):
                 continue  # the `= None` before the branch that fills it
             trail.cast |= definition.store
-            if definition.augmented and isinstance(definition.node, ast.AugAssign):
+            if isinstance(definition.node, ast.AugAssign):
                 if isinstance(definition.node.op, ast.Add):
                     trail.adds |= words(definition.value) or {"+"}
                 continue

@@ -48,7 +48,6 @@ class HandPlan:
         installs: where the function is put on a wrapper.
         direct: calls of the function by its name, outside itself.
         direct_eager: one of them plans a wrapper that no graph captures.
-        referenced: something outside the function names it.
     """
 
     name: str
@@ -63,7 +62,6 @@ class HandPlan:
     installs: tuple[Install, ...]
     direct: tuple[ast.Call, ...]
     direct_eager: bool
-    referenced: bool
 
     @property
     def node(self) -> ast.AST:
@@ -123,13 +121,13 @@ def find_plans(source: Source) -> tuple[HandPlan, ...]:
             direct_eager=any(
                 _uses_graph(source, other.args[0]) is False for other in direct if other.args
             ),
-            referenced=any(
-                other.id == name and isinstance(other.ctx, ast.Load) and other not in inside
-                for other in source.names
-            ),
+        )
+        referenced = any(
+            other.id == name and isinstance(other.ctx, ast.Load) and other not in inside
+            for other in source.names
         )
         at_top = isinstance(function, ast.FunctionDef) and function in source.tree.body
-        if not (source.regions and at_top and not plan.referenced):
+        if not (source.regions and at_top and not referenced):
             plans.append(plan)  # else every site that used it is mlagen's now
     return tuple(plans)
 

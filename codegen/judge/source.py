@@ -34,12 +34,11 @@ _MODES = {
 @dataclass(frozen=True)
 class Definition:
     """One assignment. `store` tells that it writes into a slice or an element of the target
-    (so the target's dtype stays), `augmented` that it is `+=` and the like."""
+    (so the target's dtype stays)."""
 
     value: ast.expr
     node: ast.AST
     store: bool = False
-    augmented: bool = False
 
 
 class Source:
@@ -53,6 +52,7 @@ class Source:
         self.names: list[ast.Name] = []
         self.attributes: list[ast.Attribute] = []
         self.asserts: list[ast.Assert] = []
+        self.subscripts: list[ast.Subscript] = []
         self.assignments: list[ast.Assign] = []
         self.functions: list[Function] = []
         self._parent: dict[ast.AST, tuple[ast.AST, str]] = {}
@@ -70,7 +70,9 @@ class Source:
                 self.attributes.append(node)
             elif isinstance(node, ast.Assert):
                 self.asserts.append(node)
-            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            elif isinstance(node, ast.Subscript):
+                self.subscripts.append(node)
+            elif isinstance(node, Function):
                 self.functions.append(node)
             elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
                 definitions.append(node)
@@ -112,7 +114,7 @@ class Source:
     def function(self, node: ast.AST) -> Function | None:
         """The innermost function or lambda around `node`."""
         for parent, _ in self.ancestors(node):
-            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            if isinstance(parent, Function):
                 return parent
         return None
 
@@ -137,7 +139,7 @@ class Source:
         (`body` or `orelse`)."""
         found: dict[ast.If, str] = {}
         for parent, field in self.ancestors(node):
-            if isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            if isinstance(parent, Function):
                 break
             if isinstance(parent, ast.If) and field != "test":
                 found[parent] = field
@@ -189,14 +191,10 @@ class Source:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self._bind(target, node.value, node)
-        elif isinstance(node, ast.AugAssign):
-            self._bind(node.target, node.value, node, augmented=True)
-        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr)) and node.value:
             self._bind(node.target, node.value, node)
 
-    def _bind(
-        self, target: ast.expr, value: ast.expr, node: ast.AST, *, augmented: bool = False
-    ) -> None:
+    def _bind(self, target: ast.expr, value: ast.expr, node: ast.AST) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             values: list[ast.expr] = [value] * len(target.elts)
             if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
@@ -208,7 +206,7 @@ class Source:
         name = dotted(target.value if isinstance(target, ast.Subscript) else target)
         if name is None:
             return
-        definition = Definition(value, node, store, augmented)
+        definition = Definition(value, node, store)
         self._local.setdefault((self.function(node), name), []).append(definition)
         if "." in name:
             self._of_class.setdefault((self.class_of(node), name), []).append(definition)
@@ -298,4 +296,4 @@ def is_true(node: ast.AST | None) -> bool:
 
 def by_line(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """`problems` in the order of the file, each once."""
-    return tuple(sorted(set(problems), key=lambda problem: (problem.line, problem.code)))
+    return tuple(sorted(dict.fromkeys(problems), key=lambda problem: (problem.line, problem.code)))

@@ -9,7 +9,7 @@ from typing import Literal
 from .fit import is_stock_plan
 from .plans import HandPlan, find_plans
 from .roles import is_host
-from .source import Source, dotted, keyword, words
+from .source import Source, dotted, is_true, keyword, words
 
 Kind = Literal["item", "cpu", "tolist", "to-cpu", "device-slice", "stock-plan"]
 Path = Literal["init", "capture", "replay", "eager", "unknown"]
@@ -64,8 +64,8 @@ def find_syncs(source: Source) -> tuple[HostSync, ...]:
             if kind is not None and not (kind == "tolist" and source.ours(call)):
                 path, note = _path(source, call)
                 found.append(_sync(source, call, kind, path, note))
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Subscript) and _sliced_by_device(node):
+    for node in source.subscripts:
+        if _sliced_by_device(node):
             path, note = _path(source, node)
             found.append(_sync(source, node, "device-slice", path, note))
     return tuple(sorted(found, key=lambda sync: (sync.line, sync.expression)))
@@ -93,17 +93,11 @@ def _kind(call: ast.Call) -> Kind | None:
         return "tolist"
     if name == "cpu" and not call.args and not _on_host(call.func.value):
         return "cpu"
-    if name == "to" and not _is_non_blocking(call):
+    if name == "to" and not is_true(keyword(call, "non_blocking")):
         targets = [*call.args[:1], keyword(call, "device")]
         if any(isinstance(target, ast.Constant) and target.value == "cpu" for target in targets):
             return "to-cpu"
     return None
-
-
-def _is_non_blocking(call: ast.Call) -> bool:
-    """Whether a copy is asked not to wait."""
-    flag = keyword(call, "non_blocking")
-    return isinstance(flag, ast.Constant) and flag.value is True
 
 
 def _on_host(node: ast.expr) -> bool:

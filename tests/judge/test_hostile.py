@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mlagen.codegen.errors import DriftError, EditedError
+from mlagen.codegen.errors import DriftError, EditedError, Problem
 from mlagen.codegen.judge import host_syncs, judge
+from mlagen.codegen.judge.source import by_line
 from mlagen.codegen.provenance import Edit, apply_edits
 from tests.judge.miniature import CLEAN, COPIES, STAGES, changed
 
@@ -87,7 +88,7 @@ def test_a_site_that_mlagen_replaced_is_not_judged() -> None:
     patched = apply_edits(WITH_D2, [Edit("replay-decode", line, 1, " " * 12, emitted)])
     assert D2.strip() in patched.decode()  # kept, behind its bar
     assert judge(patched, "f.py", STAGES) == ()
-    (sync,) = host_syncs(patched)
+    (sync,) = host_syncs(patched, "f.py")
     assert sync.note.startswith("written by mlagen")
 
 
@@ -155,7 +156,7 @@ def test_an_expression_as_deep_as_the_parser_takes(deep: int) -> None:
     source = f"{CLEAN}{chain}{total}".encode()
     try:
         found = [problem.code for problem in judge(source, "f.py", COPIES)]
-        found += [sync.kind for sync in host_syncs(source)]
+        found += [sync.kind for sync in host_syncs(source, "f.py")]
     except DriftError as refused:  # how deep that is, each release of Python has its own view
         found = [problem.code for problem in refused.problems]
     assert found in (["item"], ["does-not-parse"])
@@ -188,4 +189,11 @@ def test_odd_code_is_judged_without_an_exception(body: str) -> None:
     )
     for api in (COPIES, STAGES, None):
         assert isinstance(judge(source, "f.py", api), tuple)
-    assert isinstance(host_syncs(source), tuple)
+    assert isinstance(host_syncs(source, "f.py"), tuple)
+
+
+def test_findings_of_one_line_keep_the_order_in_which_they_were_made() -> None:
+    # Not that of their hashes, which differ from run to run.
+    made = [Problem("f.py", 7, 0, "plan-proxy", f"finding {number}") for number in range(20)]
+    first = Problem("f.py", 3, 0, "plan-stream", "the line above")
+    assert by_line([*made, first, *made]) == (first, *made)
