@@ -91,6 +91,9 @@ class PlanApi:
             workspaces and the module; these a plan has to leave right.
         planner_copies: True where the C++ planner copies from a reused pinned buffer
             (then a staging ring is needed), False where a Python proxy stages.
+        raw_module: the attribute of that proxy that holds the C++ module, whose `plan` takes
+            the same arguments, fills the pinned workspace, copies nothing and returns (plan_info,
+            bytes to copy). None where there is no proxy, or none of this form.
         int32_checked: True where `plan` checks in Python that its arrays are int32.
         public_update: name of a public graph-plan update method, where there is one.
         missing: what was looked for and not found, one sentence each; empty when complete.
@@ -108,6 +111,7 @@ class PlanApi:
     holder: Literal["wrapper", "planned_backend"]
     run_state: tuple[StateAttribute, ...]
     planner_copies: bool
+    raw_module: str | None
     int32_checked: bool
     public_update: str | None
     missing: tuple[str, ...]

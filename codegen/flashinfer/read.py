@@ -10,7 +10,7 @@ from . import eras
 from .api import PLANNER_ARGUMENTS, Place, PlanApi
 from .find import FlashInferSource
 from .planner import find_planner, find_wrapper, private_call
-from .staging import planner_copies
+from .staging import staging
 from .state import int32_checked, run_state, state_between
 from .syntax import Modules
 
@@ -29,6 +29,7 @@ def read_plan_api(source: FlashInferSource) -> PlanApi:
     planner = find_planner(modules, wrapper)
     known, call = private_call(modules, planner)
     plan = wrapper.method("plan")
+    staged = staging(modules, planner, call, missing)
     return PlanApi(
         version=source.version,
         era=known.era,
@@ -36,7 +37,8 @@ def read_plan_api(source: FlashInferSource) -> PlanApi:
         call=call,
         holder=planner.holder,
         run_state=run_state(modules, planner),
-        planner_copies=planner_copies(modules, planner, call, missing),
+        planner_copies=staged.planner_copies,
+        raw_module=staged.raw_module,
         int32_checked=int32_checked(modules, planner),
         public_update=eras.PUBLIC_UPDATE if wrapper.method(eras.PUBLIC_UPDATE) else None,
         missing=tuple(missing),
@@ -63,10 +65,12 @@ def explain(api: PlanApi) -> tuple[tuple[str, str], ...]:
         else "on wrapper._planned_backend, which an eager plan replaces"
     )
     copier = (
-        "the C++ planner, from the pinned buffer of the wrapper: plans ahead need a staging ring"
+        "the C++ planner, from the pinned buffer of the wrapper: plans ahead need staging"
         if api.planner_copies
-        else "FlashInfer's Python, from pinned memory of its own: no staging ring is needed"
+        else "FlashInfer's Python, from pinned memory of its own"
     )
+    if api.raw_module:
+        copier += f"; plans go below it, to {api.raw_module}.plan, and are staged once"
     facts = [
         ("version", api.version or "unknown"),
         ("era", f"{api.era.name.lower().replace('_', '-')} ({api.era.value})"),

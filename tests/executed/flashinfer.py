@@ -330,11 +330,23 @@ class _Module:
         return info
 
 
+class _RawModule:
+    """From 0.7.0: the planner fills its pinned workspace, and copies nothing."""
+
+    def __init__(self, fi: FlashInfer) -> None:
+        self._fi = fi
+
+    def plan(self, *args: Any) -> tuple[list[int], int]:
+        info, used, _ = self._fi.plan(*args)
+        return info, used
+
+
 class _StagingModule:
     """From 0.7.0: a proxy copies from the scratch to fresh pinned memory, and from there."""
 
     def __init__(self, fi: FlashInfer) -> None:
         self._fi = fi
+        self._module = _RawModule(fi)
 
     def plan_with_staged_workspace_bytes(self, *args: Any) -> tuple[list[int], int]:
         info, used, record = self._fi.plan(*args)

@@ -15,6 +15,7 @@ from tests.flashinfer.miniatures import (
     JIT,
     NINE,
     PLANNING,
+    STAGING_JIT,
     STREAM,
     STREAM_PLANNING,
     TORCH_OP_PLANNING,
@@ -326,6 +327,25 @@ def test_staged_call_without_a_stager() -> None:
         f"{STAGED}, and gen_batch_mla_module wraps its module in no class that copies a plan to "
         "the device: who copies cannot be told"
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "held_in"),
+    [
+        ("", "", "_module"),
+        ("self._module.plan", "self.inner.plan", "inner"),
+        ("self._module.plan(*args)", "module.plan(*args)", None),
+        ("self._module.plan(*args)", "self._module.plan(*args, True)", None),
+        ("self._module.plan(*args)", "self._module.plan(*args[1:])", None),
+        ("plan_info, count = self", "plan_info, count, more = self", None),
+        ("plan_with_staged_workspace_bytes", "plan_with_bytes", None),
+    ],
+)
+def test_where_the_stager_holds_the_planner(old: str, new: str, held_in: str | None) -> None:
+    """Plans go below it only where it calls the planner with just what it is given."""
+    api = read(backend_era(jit=STAGING_JIT.replace(old, new) if old else STAGING_JIT))
+    assert not api.planner_copies
+    assert api.raw_module == held_in
 
 
 def test_stager_in_an_older_era_counts() -> None:

@@ -134,6 +134,7 @@ def test_state(release: tuple[str, Facts, PlanApi]) -> None:
 def test_who_copies_and_who_checks(release: tuple[str, Facts, PlanApi]) -> None:
     _, facts, api = release
     assert api.planner_copies == (facts.era is not Era.BACKEND_OBJECT)
+    assert api.raw_module == (None if api.planner_copies else "_module")
     assert api.int32_checked == facts.int32_checked
     assert api.public_update is None
 
@@ -181,7 +182,8 @@ def test_explain_names_what_stands_there() -> None:
         ),
         (
             "copies to the device",
-            "FlashInfer's Python, from pinned memory of its own: no staging ring is needed",
+            "FlashInfer's Python, from pinned memory of its own; plans go below it, to "
+            "_module.plan, and are staged once",
         ),
         ("int32 checked by plan", "yes"),
         ("public update", "none"),
