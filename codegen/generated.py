@@ -10,6 +10,7 @@ from .errors import usage
 from .flashinfer.api import PlanApi
 from .patch import mlagen_version
 from .render import render, render_module
+from .render_tests import test_files
 from .spec import Spec
 
 MANIFEST = "MANIFEST.json"
@@ -36,6 +37,7 @@ def generate(spec: Spec, api: PlanApi) -> Generated:
         f"{module}.py": render_module(rendered, module, header).encode()
         for module in ("plans", "hooks")
     }
+    files |= test_files(rendered, header, {variant.name for variant in spec.variants})
     requirement = f"flashinfer-python=={api.version}" if api.version else None
     text = provenance.manifest(
         flashinfer=api.version,

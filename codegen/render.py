@@ -25,6 +25,7 @@ from .spec import Spec, Variant
 IMPORTS: Mapping[str, tuple[str, str]] = {
     "logging": ("logging", ""),
     "dataclass": ("dataclasses", "dataclass"),
+    "replace": ("dataclasses", "replace"),
     "partial": ("functools", "partial"),
     "TYPE_CHECKING": ("typing", "TYPE_CHECKING"),
     "Any": ("typing", "Any"),
@@ -131,7 +132,7 @@ _STATE: Mapping[str, _StateRule] = {
     ),
 }
 
-_MIRRORS = (
+MIRRORS = (
     ("kv_indices", "_kv_indices_buf", "arrays.kv_indices"),
     ("qo_indptr", "_qo_indptr_buf", "arrays.qo_indptr"),
     ("kv_indptr", "_kv_indptr_buf", "arrays.kv_indptr"),
@@ -145,12 +146,12 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     Raises DriftError where FlashInfer's `run` reads state that mlagen cannot leave right.
     """
     _check_state(api)
-    context = _context(api)
+    context = context_of(api)
     fragments = [
         _fragment("notes", "plans", "plan/notes.py.jinja", context),
         _fragment("types", "plans", "plan/types.py.jinja", context),
     ]
-    if api.planner_copies:
+    if api.planner_copies or api.raw_module:
         fragments.append(_fragment("staging", "plans", "plan/staging.py.jinja", context))
     fragments.append(_fragment("planner", "plans", "plan/planner.py.jinja", context))
     fragments.append(_fragment("guards", "plans", "plan/guards.py.jinja", context))
@@ -176,7 +177,7 @@ def render_module(rendered: Rendered, module: str, header: Iterable[str]) -> str
     )
     imports = [name for name in IMPORTS if name in words and name != "torch"]
     annotates = "BatchMLAPagedAttentionWrapper" in words
-    template = _environment().get_template("module.py.jinja")
+    template = environment().get_template("module.py.jinja")
     text = template.render(
         header=tuple(header),
         imports=import_lines(["TYPE_CHECKING", *imports] if annotates else imports),
@@ -204,12 +205,12 @@ def import_lines(names: Iterable[str]) -> tuple[str, ...]:
 
 def render_site(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     """The lines that one edit site inserts, without its indentation."""
-    text = _environment().get_template(f"sites/{template}.py.jinja").render(values)
+    text = environment().get_template(f"sites/{template}.py.jinja").render(values)
     return tuple(text.strip("\n").split("\n"))
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("mlagen"),
         undefined=StrictUndefined,
@@ -227,7 +228,7 @@ def _docstring(text: str) -> str:
     return textwrap.fill(text.strip(), 88, initial_indent="    ", subsequent_indent="    ")
 
 
-def _context(api: PlanApi) -> dict[str, Any]:
+def context_of(api: PlanApi) -> dict[str, Any]:
     wrapper_holds = api.holder == "wrapper"
     return {
         "api": api,
@@ -235,7 +236,7 @@ def _context(api: PlanApi) -> dict[str, Any]:
         "holder": "wrapper" if wrapper_holds else "backend",
         "holder_expression": "wrapper" if wrapper_holds else "wrapper._planned_backend",
         "known_state": _STATE,
-        "mirrors": _MIRRORS,
+        "mirrors": MIRRORS,
     }
 
 
@@ -261,7 +262,7 @@ def _check_state(api: PlanApi) -> None:
 def _fragment(
     name: str, module: str, template: str, context: Mapping[str, Any], variant: str | None = None
 ) -> Fragment:
-    text = _environment().get_template(template).render(context)
+    text = environment().get_template(template).render(context)
     return Fragment(name, module, text.strip("\n"), variant)
 
 

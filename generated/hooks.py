@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -125,7 +126,7 @@ def _mlagen_captured(
     tokens_per_req: int,
     num_heads: int,
     host_lens: bool,
-    kv_len_of: Callable[[torch.Tensor], torch.Tensor],
+    kv_len_of: Optional[Callable[[torch.Tensor], torch.Tensor]],
 ) -> MlagenRequest:
     """The request of a graph being captured: host arrays, and what replays must match.
 
@@ -213,7 +214,7 @@ def mlagen_capture_decode(
     """
     variant = "decode"
     plan: Callable[..., None] = _mlagen_plan_stock
-    kv_len_of: Callable[[torch.Tensor], torch.Tensor] = torch.clone
+    kv_len_of: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
     reason: Optional[str] = None
     if spec_info is not None:
         variant = "draft-decode"
@@ -252,16 +253,7 @@ def mlagen_capture_decode(
         reason = _mlagen_formula_differs(wrapper, request, seq_lens)
     if reason is not None:
         _mlagen_keeps_stock(variant, f"batch {batch_size}", reason)
-        request = _mlagen_captured(
-            wrapper,
-            variant,
-            _mlagen_plan_stock,
-            batch_size,
-            1,
-            num_heads,
-            host_lens,
-            kv_len_of,
-        )
+        request = replace(request, plan=partial(_mlagen_plan_stock, wrapper))
     wrapper.mlagen_request = request
 
 

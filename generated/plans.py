@@ -82,10 +82,88 @@ class MlagenRequest:
     # For captured graphs, frozen when the graph was captured:
     tokens_per_req: int = 0
     num_heads: int = 0
-    grid: tuple[int, int] = (0, 0)  # plan_info[0:2]: blocks a cluster, clusters
+    grid: tuple[int, int] = (0, 0)  # blocks a cluster, clusters
     page_size: int = 1  # tokens
     host_lens: bool = True  # whether replays are given host lengths that are in step
     kv_len_of: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
+
+
+@dataclass(frozen=True)
+class _MlagenTray:
+    slots: list[torch.Tensor]  # pinned, uint8, as many bytes as the planner writes
+    copied: torch.cuda.Event  # recorded behind the copy from the last slot
+
+
+class _MlagenStaging:
+    """Pinned memory between the planner and the GPU, for one device and stream.
+
+    The planner writes a plan into pinned memory, and a copy from there is queued. A
+    plan that does not wait for the GPU may be made while earlier copies are still
+    queued, and must not overwrite the plan of a graph that has not started. So each
+    plan takes a slot of its own. Slots come in trays: one event tells that a whole tray
+    has been copied, as recording one and asking for it costs a tenth of a plan.
+    """
+
+    SLOTS = 8  # of a tray
+    MOST = 8  # trays; then a plan waits for the oldest, which is counted and logged
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.waits = 0
+        self._tray = self._new_tray()
+        self._next = 0  # slot of that tray
+        self._used = [self._new_tray()]  # the oldest first
+
+    def _new_tray(self) -> _MlagenTray:
+        slots = [
+            torch.empty(self.slot_bytes, dtype=torch.uint8, pin_memory=True)
+            for _ in range(self.SLOTS)
+        ]
+        return _MlagenTray(slots, torch.cuda.Event())
+
+    def take(self, stream: torch.cuda.Stream) -> torch.Tensor:
+        """A slot that no queued copy reads. Its own copy must be queued on `stream`."""
+        if self._next == self.SLOTS:
+            self._tray.copied.record(stream)
+            self._used.append(self._tray)
+            self._tray = self._free_tray()
+            self._next = 0
+        self._next += 1
+        return self._tray.slots[self._next - 1]
+
+    def _free_tray(self) -> _MlagenTray:
+        if self._used[0].copied.query():
+            return self._used.pop(0)
+        if len(self._used) < self.MOST:
+            return self._new_tray()
+        tray = self._used.pop(0)
+        self.waits += 1
+        _mlagen_note(
+            "staging", f"{self.MOST * self.SLOTS} plans ahead: waiting for the GPU"
+        )
+        tray.copied.synchronize()
+        return tray
+
+
+_mlagen_staging_of: dict[tuple[torch.device, int], _MlagenStaging] = {}
+
+
+def _mlagen_staging(
+    device: torch.device, stream: torch.cuda.Stream, plan_info: Any
+) -> _MlagenStaging:
+    """The staging of `device` and `stream`.
+
+    `plan_info` is that of any earlier plan on this device: entries 2 to 15 are the byte
+    offsets of the planner's arrays. The planner writes up to the end of the last one,
+    which is no larger than the largest distance between two of them.
+    """
+    key = (device, stream.cuda_stream)
+    staging = _mlagen_staging_of.get(key)
+    if staging is None:
+        offsets = sorted(int(plan_info[entry]) for entry in range(2, 16))
+        largest = max(offsets[i + 1] - offsets[i] for i in range(len(offsets) - 1))
+        staging = _mlagen_staging_of[key] = _MlagenStaging(offsets[-1] + largest)
+    return staging
 
 
 def _mlagen_call_planner(
@@ -98,7 +176,9 @@ def _mlagen_call_planner(
 
     As FlashInfer 0.7.2 itself calls it:
     flashinfer/mla/_batch_mla/_backends/_fa_common.py:609.
-    FlashInfer's proxy stages the copy to the device itself.
+    FlashInfer's proxy copies each plan twice: to pinned memory that it allocates, and
+    from there to the device. Below it the planner fills the pinned slot itself, and one
+    copy is left, which is made here.
     Returns the plan_info that `run` hands to the kernels.
     """
     if torch.cuda.is_current_stream_capturing():
@@ -108,10 +188,13 @@ def _mlagen_call_planner(
         )
     # An eager plan replaces the back-end object, so it is looked up at each call.
     backend = wrapper._planned_backend
-    plan_info, _ = backend._cached_module.plan_with_staged_workspace_bytes(
+    workspace = backend._int_workspace_buffer
+    stream = torch.cuda.current_stream(workspace.device)
+    pinned = _mlagen_staging(workspace.device, stream, backend._plan_info).take(stream)
+    plan_info, used_bytes = backend._cached_module._module.plan(
         backend._float_workspace_buffer,
         backend._int_workspace_buffer,
-        backend._pin_memory_int_workspace_buffer,
+        pinned,
         request.qo_indptr,
         request.kv_indptr,
         request.kv_len,
@@ -119,6 +202,7 @@ def _mlagen_call_planner(
         shape.head_dim_ckv,
         causal,
     )
+    workspace[:used_bytes].copy_(pinned[:used_bytes], non_blocking=True)
     return plan_info
 
 
@@ -183,7 +267,8 @@ def _mlagen_check_graph(
 ) -> None:
     """Raise MlagenPlanError unless the request fits the graph it was captured with.
 
-    The form of its arrays was checked at capture: they are the request's own.
+    The form of its arrays was checked at capture: they are the request's own. The grid
+    that a graph launches follows from its heads and query tokens.
     """
     pages = _mlagen_check_lengths(request)
     if shape.num_heads != request.num_heads:
@@ -198,24 +283,15 @@ def _mlagen_check_graph(
         )
 
 
-def _mlagen_check_grid(request: MlagenRequest, plan_info: Any) -> None:
-    """Raise MlagenPlanError if the plan needs another grid than the graph launches."""
-    grid = (int(plan_info[0]), int(plan_info[1]))
-    if grid != request.grid:
-        raise MlagenPlanError(
-            f"{request.variant}: the plan is for a grid of {grid}, the captured graph "
-            f"launches {request.grid}"
-        )
-
-
 def _mlagen_lacks_planner(wrapper: "BatchMLAPagedAttentionWrapper") -> Optional[str]:
     """Why this planned wrapper has no private planner to call, or None."""
     backend = wrapper._planned_backend
     if backend is None or backend._backend not in ("fa2", "fa3"):
         return f"the back end is {getattr(backend, '_backend', None)}, not FA2 or FA3"
-    if not hasattr(backend._cached_module, "plan_with_staged_workspace_bytes"):
-        # The raw module would fill the host's scratch memory and copy nothing.
+    if not hasattr(backend._cached_module, "_module"):
         return "the planner module is not wrapped by FlashInfer's staging proxy"
+    if backend._int_workspace_buffer.dtype != torch.uint8:
+        return "the int workspace is not made of bytes"
     return None
 
 
@@ -291,7 +367,6 @@ def mlagen_plan_decode(
     backend = wrapper._planned_backend
     _mlagen_check_graph(request, shape, backend._kv_indices_buf)
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=False)
-    _mlagen_check_grid(request, plan_info)
     backend._causal = False
     backend._page_size = shape.page_size
     backend._sm_scale = shape.sm_scale
@@ -320,7 +395,6 @@ def mlagen_plan_draft_decode(
     backend = wrapper._planned_backend
     _mlagen_check_graph(request, shape, backend._kv_indices_buf)
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=False)
-    _mlagen_check_grid(request, plan_info)
     backend._causal = False
     backend._page_size = shape.page_size
     backend._sm_scale = shape.sm_scale
@@ -383,7 +457,6 @@ def mlagen_plan_verify(
         arrays.kv_indices, non_blocking=True
     )
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=True)
-    _mlagen_check_grid(request, plan_info)
     backend._causal = True
     backend._page_size = shape.page_size
     backend._sm_scale = shape.sm_scale
@@ -482,7 +555,6 @@ def mlagen_plan_dcp(
     backend = wrapper._planned_backend
     _mlagen_check_graph(request, shape, backend._kv_indices_buf)
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=False)
-    _mlagen_check_grid(request, plan_info)
     backend._causal = False
     backend._page_size = shape.page_size
     backend._sm_scale = shape.sm_scale

@@ -1,0 +1,352 @@
+"""The generated GPU tests as texts, and what of decode under context parallelism needs no GPU: the
+merge, the shares, and a run of two processes over gloo with a FlashInfer that computes on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from mlagen.codegen.render import Rendered, render, render_module
+from mlagen.codegen.render_tests import test_files as files_of
+from tests.releases import plan_api, shipped
+
+ALL = ("decode", "draft-decode", "verify", "draft-extend", "dcp")
+
+#: Runs at the start of a Python whose path it is on: a GPU that is a CPU.
+SITE = '''\
+"""torch.cuda, as far as the generated tests use it, on the CPU."""
+import contextlib
+import torch
+
+recording = None
+
+class Graph:
+    def __init__(self): self.calls = []
+    def replay(self):
+        for call in self.calls: call()
+
+@contextlib.contextmanager
+def graph(made):
+    global recording
+    recording = made
+    yield
+    recording = None
+
+class Event:
+    def record(self, *_): pass
+    def query(self): return False
+
+cuda = torch.cuda
+cuda.recorder = lambda: recording
+cuda.CUDAGraph, cuda.graph, cuda.Event = Graph, graph, Event
+cuda.is_available = lambda: True
+cuda.is_current_stream_capturing = lambda: False
+cuda.get_device_capability = lambda: (8, 0)
+for name in ("set_device", "synchronize", "_sleep", "set_sync_debug_mode"):
+    setattr(cuda, name, lambda *_: None)
+'''
+
+#: flashinfer/mla.py: plans and computes in float32, with the state of FlashInfer 0.7.
+MLA = """\
+import torch
+from types import SimpleNamespace
+
+class Backend(SimpleNamespace):
+    def make_plan(self, qo_indptr, kv_len):
+        self.tokens, self.lens = qo_indptr.diff().tolist(), kv_len.tolist()
+        return [1, 132, *(i * 65536 for i in range(14))]
+
+class BatchMLAPagedAttentionWrapper:
+    def __init__(self, workspace, use_cuda_graph=False, kv_indices=None, backend="", **buffers):
+        self._planned_backend = None
+        self.kv_indices, self.buffers, self.backend = kv_indices, buffers, backend
+
+    def plan(self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv,
+             head_dim_kpe, page_size, causal, sm_scale, q_data_type, kv_data_type):
+        bound = self.kv_indices
+        if bound is not None:
+            bound[: len(kv_indices)] = kv_indices
+        made = Backend(_backend="fa2", _page_size=1, _sm_scale=sm_scale, _causal=causal,
+            _kv_indices_buf=kv_indices if bound is None else bound, _qo_indptr_buf=qo_indptr,
+            _kv_indptr_buf=kv_indptr, _kv_len_arr_buf=kv_len_arr,
+            _int_workspace_buffer=torch.empty(4))
+        made._plan_info = made.make_plan(qo_indptr, kv_len_arr)
+        self._planned_backend = made
+
+    def run(self, *inputs, **outputs):
+        graph = torch.cuda.recorder()
+        if graph is not None:
+            graph.calls.append(lambda: self.compute(*inputs, **outputs))
+        self.compute(*inputs, **outputs)
+
+    def compute(self, q, q_pe, ckv, kpe, out, lse=None, return_lse=False):
+        plan = self._planned_backend
+        row = start = 0
+        for tokens, keys in zip(plan.tokens, plan.lens):
+            rows = slice(row, row + tokens)
+            pages = plan._kv_indices_buf[start : start + keys].long()
+            key, key_pe = ckv[pages, 0].float(), kpe[pages, 0].float()
+            scores = (q[rows].float() @ key.T + q_pe[rows].float() @ key_pe.T) * plan._sm_scale
+            if plan._causal:
+                sees = torch.arange(keys - tokens, keys)[:, None, None]
+                scores.masked_fill_(torch.arange(keys) > sees, float("-inf"))
+            out[rows] = (torch.softmax(scores, -1) @ key).to(out.dtype) if keys else 0
+            if return_lse:
+                lse[rows] = torch.logsumexp(scores, -1) / torch.tensor(2.0).log()
+            row, start = row + tokens, start + keys
+"""
+
+#: The end of plans.py: the planner of that FlashInfer.
+PLANNER = """
+
+def _mlagen_lacks_planner(wrapper):
+    return None
+
+def _mlagen_call_planner(wrapper, request, shape, causal):
+    return wrapper._planned_backend.make_plan(request.qo_indptr, request.kv_len)
+"""
+
+#: What makes the rendered files small and quick on a CPU; each stands in one of them at least.
+SMALLER = {
+    '"cuda"': '"cpu"',
+    '"nccl"': '"gloo"',
+    "PAGES = 1 << 17": "PAGES = 1 << 12",
+    "MOST_INDICES = 1 << 20": "MOST_INDICES = 1 << 16",
+    "CKV, KPE = 512, 64": "CKV, KPE = 32, 16",
+    "most: int = 4096": "most: int = 200",
+    "16_384": "700",
+    "128 << 20": "128",
+    "(8, 128)": "(8, 4)",
+    "(64, 16)": "(16, 2)",
+}
+
+
+@pytest.fixture(scope="module")
+def rendered() -> Rendered:
+    return render(shipped(), plan_api("0.7.2"))
+
+
+def texts_of(rendered: Rendered, *variants: str) -> dict[str, str]:
+    files = files_of(rendered, ["rendered for a test"], variants)
+    return {name.removeprefix("tests/"): text.decode() for name, text in files.items()}
+
+
+def on_cpu(folder: Path, rendered: Rendered, changes: Mapping[str, str]) -> Path:
+    """Write what the tests of dcp need, for a CPU. `changes`: texts of dcp_rank.py to replace.
+    Gives the folder of the tests."""
+    tests = folder / "generated" / "tests"
+    (folder / "flashinfer").mkdir(parents=True)
+    tests.mkdir(parents=True)
+    (folder / "sitecustomize.py").write_text(SITE)
+    (folder / "flashinfer" / "__init__.py").touch()
+    (folder / "flashinfer" / "mla.py").write_text(MLA)
+    (tests.parent / "__init__.py").touch()
+    for module in ("plans", "hooks"):
+        text = render_module(rendered, module, ["rendered"])
+        (tests.parent / f"{module}.py").write_text(text + (PLANNER if module == "plans" else ""))
+    unused = set(SMALLER)
+    for name, text in texts_of(rendered, "dcp", "draft-extend").items():
+        for old, new in {**SMALLER, **(changes if name == "dcp_rank.py" else {})}.items():
+            unused -= {old} if old in text else set()
+            text = text.replace(old, new)
+        (tests / name).write_text(text)
+    assert not unused
+    return tests
+
+
+def python(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python where `folder`'s stand-ins are found."""
+    env = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, rendered: Rendered) -> ModuleType:
+    """dcp_rank.py, imported beside a support module that has names alone."""
+    place = tmp_path_factory.mktemp("ranks") / "dcp_rank.py"
+    place.write_text(texts_of(rendered, "dcp", "draft-extend")["dcp_rank.py"])
+    support = ModuleType("support")
+    for name in re.findall(r"^    (\w+),$", place.read_text().partition("from support")[2], re.M):
+        setattr(support, name, object)
+    vars(support).update(BACKENDS=(), torch=torch)
+    spec = importlib.util.spec_from_file_location("dcp_rank", place)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "support", support)
+        spec.loader.exec_module(module)
+    return module
+
+
+# --- which files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.5.3", "0.6.18", "0.7.2"])
+@pytest.mark.parametrize("variants", [ALL, *((name,) for name in ALL)], ids="-".join)
+def test_the_files_are_python(version: str, variants: tuple[str, ...]) -> None:
+    files = texts_of(render(shipped(), plan_api(version)), *variants)
+    names = {f"test_{name.replace('-', '_')}.py" for name in variants}
+    program = {"dcp_rank.py"} if "dcp" in variants else set()
+    assert set(files) == names | program | {"conftest.py", "support.py"}
+    for name, text in files.items():
+        compile(text, name, "exec")
+
+
+@pytest.mark.parametrize("version", ["0.5.3", "0.7.2"])
+@pytest.mark.parametrize("variants", [ALL, ("dcp",)], ids="-".join)
+def test_the_ranks_are_formatted_and_linted(
+    tmp_path: Path, version: str, variants: tuple[str, ...]
+) -> None:
+    files = texts_of(render(shipped(), plan_api(version)), *variants)
+    places = [tmp_path / name for name in ("dcp_rank.py", "test_dcp.py")]
+    for place in places:
+        place.write_text(files[place.name])
+    ruff = [sys.executable, "-m", "ruff"]
+    for args in (
+        ["check", "--isolated", "--select", "E4,E7,E9,F,I", "--line-length", "88"],
+        ["format", "--isolated", "--check", "--diff", "--line-length", "88"],
+    ):
+        done = subprocess.run([*ruff, *args, *places], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_extends_are_proved_with_the_ranks_where_they_are_asked_for(rendered: Rendered) -> None:
+    alone, both = texts_of(rendered, "dcp"), texts_of(rendered, "dcp", "draft-extend")
+    for name in ("dcp_rank.py", "test_dcp.py"):
+        assert "extends" not in alone[name]
+        assert "extends" in both[name]
+    assert "mlagen_request_extend" not in alone["dcp_rank.py"]
+
+
+# --- the merge --------------------------------------------------------------------------------
+
+
+def partial_of(scores: Any, values: Any, empty: float = -math.inf) -> tuple[Any, Any]:
+    """Attention of scores [rows, heads, keys] over values [keys, width], and its LSE to base 2.
+    Without keys: 0, and `empty`."""
+    if not scores.shape[-1]:
+        return scores.new_zeros(*scores.shape[:2], values.shape[-1]), scores.new_full(
+            scores.shape[:2], empty
+        )
+    return torch.softmax(scores, -1) @ values, torch.logsumexp(scores, -1) / math.log(2)
+
+
+@pytest.mark.parametrize("empty", [-math.inf, -49998.0])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 1000])
+@pytest.mark.parametrize("size", [2, 4])
+def test_merged_shares_are_the_whole(
+    ranks: ModuleType, size: int, count: int, empty: float
+) -> None:
+    torch.manual_seed(count)
+    scores, values = 3 * torch.randn(4, 8, count), torch.randn(count, 16)
+    whole, _ = partial_of(scores, values)
+    parts = [partial_of(scores[..., r::size], values[r::size], empty) for r in range(size)]
+    outs, lses = (torch.stack(kind) for kind in zip(*parts, strict=True))
+    torch.testing.assert_close(ranks.merged_by_lse(outs, lses), whole)
+
+
+def test_rows_without_any_kv_are_0(ranks: ModuleType) -> None:
+    outs = torch.full((2, 3, 4, 8), math.nan)  # nothing is read of what has no weight
+    lses = torch.full((2, 3, 4), -math.inf)
+    assert torch.equal(ranks.merged_by_lse(outs, lses), torch.zeros(3, 4, 8))
+
+
+def test_an_lse_to_base_e_would_be_seen(ranks: ModuleType) -> None:
+    torch.manual_seed(0)
+    scores, values = 3 * torch.randn(4, 8, 2), torch.randn(2, 16)
+    whole, _ = partial_of(scores, values)
+    parts = [partial_of(scores[..., r::2], values[r::2]) for r in range(2)]
+    outs, lses = (torch.stack(kind) for kind in zip(*parts, strict=True))
+    merged = ranks.merged_by_lse(outs, lses * math.log(2))
+    assert ranks.worst_row(merged, whole) > ranks.ROW_LIMIT
+
+
+def test_the_worst_row(ranks: ModuleType) -> None:
+    expected = torch.ones(2, 3, 4)
+    assert ranks.worst_row(expected.clone(), expected) == 0
+    assert ranks.worst_row(torch.zeros(1, 1, 4), torch.zeros(1, 1, 4)) == 0
+    out = expected.clone()
+    out[1, 2] = 1.5
+    assert ranks.worst_row(out, expected) == pytest.approx(0.5)
+    out[0, 0, 0] = math.nan
+    assert not ranks.worst_row(out, expected) <= ranks.ROW_LIMIT
+
+
+# --- two processes ----------------------------------------------------------------------------
+
+RUN = "import sys, pathlib, dcp_rank; print(dcp_rank.run_ranks(2, pathlib.Path(sys.argv[1])))"
+
+
+def run_ranks(tests: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(tests)!r}); {RUN}"
+    return python(tests.parents[1], "-c", code, str(folder))
+
+
+@pytest.mark.slow
+def test_two_ranks(tmp_path: Path, rendered: Rendered) -> None:
+    """Each plans by the rendered functions; what they gather is merged and compared."""
+    tests = on_cpu(tmp_path / "here", rendered, {})
+    done = run_ranks(tests, tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
+    assert [(proved["replays"], proved["empty_passes"]) for proved in first["decode"]] == [
+        (24, 0),
+        (24, 0),
+    ]
+    assert all(proved["empty_passes"] >= 1 for proved in second["decode"])
+    assert all(0 < proved["worst_row"] < 0.02 for proved in first["decode"])
+    assert first["extends"] == second["extends"] == [12]
+
+
+@pytest.mark.slow
+def test_the_ranks_on_one_gpu(tmp_path: Path, rendered: Rendered) -> None:
+    tests = on_cpu(tmp_path / "here", rendered, {})
+    wanted = "all_ranks_on_one_gpu or left_out"
+    done = python(
+        tests.parents[1], "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull,
+        "--rootdir", str(tests), "-k", wanted, str(tests / "test_dcp.py"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        pytest.param(
+            "dcp_rank=self.rank,",
+            "dcp_rank=0,",
+            "rank 1 ended with status 1: AssertionError: FlashInfer's plan was kept",
+            id="another-rank's-lengths",
+        ),
+        pytest.param(
+            "weights * outs.float()",
+            "outs.float()",
+            "rank 0 ended with status 1: AssertionError: wrong as a whole",
+            id="a-wrong-merge",
+        ),
+    ],
+)
+def test_ranks_that_fail_are_shown(
+    tmp_path: Path, rendered: Rendered, old: str, new: str, told: str
+) -> None:
+    tests = on_cpu(tmp_path / "here", rendered, {old: new})
+    done = run_ranks(tests, tmp_path)
+    assert done.returncode != 0
+    assert told in done.stderr
+    assert "Traceback" in done.stderr.partition("--- rank")[2]
