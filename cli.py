@@ -18,11 +18,13 @@ from mlagen.codegen.errors import MlagenError
 from mlagen.codegen.report import Printer, Report
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_R = TypeVar("_R", bound=Report)
 
 EPILOG = (
     "Exit codes: 0 nothing wrong, nothing to do; 1 would change, stale, or a known defect; "
     "2 usage; 3 variants.yaml is invalid; 4 drift: unknown shape, anchor missing or ambiguous, "
-    "private call changed; 5 someone edited inside what mlagen manages; 6 reserved."
+    "private call changed; 5 someone edited inside what mlagen manages; "
+    "6 generated GPU tests failed."
 )
 
 
@@ -46,6 +48,15 @@ def _flashinfer_option(command: _F) -> _F:
 def _only_option(command: _F) -> _F:
     return click.option(
         "--only", multiple=True, metavar="VARIANT", help="Just this variant; may be repeated."
+    )(command)
+
+
+def _python_option(command: _F) -> _F:
+    return click.option(
+        "--python",
+        metavar="PY",
+        help="What to run generated tests in; it has torch, FlashInfer and pytest. Without it: "
+        "the Python of the environment that PATH or FlashInfer lies in, else mlagen's own.",
     )(command)
 
 
@@ -79,18 +90,27 @@ def render(
 @click.option("--diff", is_flag=True, help="Print a diff for `git apply`; PATH is not written.")
 @click.option("--check", is_flag=True, help="Only tell whether the file would change.")
 @click.option("--out", metavar="DIR", help="Write the patched file into this folder.")
+@click.option(
+    "--test/--no-test",
+    default=None,
+    help="Insist that the generated GPU tests pass before anything is written, or do not run "
+    "them. Without either they run where a GPU is.",
+)
 @_spec_option
 @_flashinfer_option
 @_only_option
+@_python_option
 @_json_option
 def patch(
     path: str,
     diff: bool,
     check: bool,
     out: str | None,
+    test: bool | None,
     spec_path: Path | None,
     flashinfer: str | None,
     only: tuple[str, ...],
+    python: str | None,
     as_json: bool,
 ) -> None:
     """Splice the plans into SGLang's MLA back end.
@@ -99,7 +119,8 @@ def patch(
     """
     from mlagen.codegen import commands
 
-    work = partial(commands.patch, path, diff, check, out, spec_path, flashinfer, only)
+    inputs = (spec_path, flashinfer, only)
+    work = partial(commands.patch, path, diff, check, out, *inputs, test, python)
     _run("patch", as_json, work)
 
 
@@ -147,6 +168,77 @@ def inspect(
     _run("inspect", as_json, partial(commands.inspect, path, spec_path, flashinfer))
 
 
+@cli.command("test")
+@click.argument("path", required=False)
+@click.option("-k", "keyword", metavar="EXPR", help="Just the tests that this names, as in pytest.")
+@click.option("--keep", metavar="DIR", help="Run the tests in this folder and leave them there.")
+@_spec_option
+@_flashinfer_option
+@_only_option
+@_python_option
+@_json_option
+def run_tests(
+    path: str | None,
+    keyword: str | None,
+    keep: str | None,
+    spec_path: Path | None,
+    flashinfer: str | None,
+    only: tuple[str, ...],
+    python: str | None,
+    as_json: bool,
+) -> None:
+    """Prove the functions on a GPU: those in PATH, or as they are rendered for FlashInfer.
+
+    A PATH that is not patched is tested as `patch` would write it.
+    """
+    from mlagen.codegen import commands
+
+    work = partial(commands.test, path, spec_path, flashinfer, only, python, keyword, keep)
+    _run("test", as_json, work)
+
+
+@cli.command()
+@click.option("--quick", is_flag=True, help="Fewer cells and rounds, in well under a minute.")
+@click.option("--out", metavar="FILE", help="Write all that was measured into this JSON file.")
+@click.option(
+    "--from",
+    "given",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure nothing: take what --out wrote; may be repeated, for one table of several.",
+)
+@click.option("--svg", metavar="FILE", help="Write a plot.")
+@click.option("--docs", metavar="FILE", help="Write the page that docs/benchmarks.md is.")
+@click.option("--keep", metavar="DIR", help="Run in this folder and leave the scripts there.")
+@click.option("--gate", is_flag=True, help="Exit 1 where a bar is missed.")
+@_flashinfer_option
+@_python_option
+@_json_option
+def bench(
+    quick: bool,
+    out: str | None,
+    given: tuple[Path, ...],
+    svg: str | None,
+    docs: str | None,
+    keep: str | None,
+    gate: bool,
+    flashinfer: str | None,
+    python: str | None,
+    as_json: bool,
+) -> None:
+    """Measure what plans cost: FlashInfer's own, SGLang's, mlagen's, the planner alone.
+
+    Host time, waits and bytes of a plan, and the speed of a speculative-decoding loop, on the GPU
+    here. Ends with a table in Markdown.
+    """
+    from mlagen.codegen import bench_report, commands
+
+    files = (out, given, svg, docs, keep)
+    work = partial(commands.bench, flashinfer, python, quick, *files, gate)
+    _run("bench", as_json, work, bench_report.show)
+
+
 @cli.command()
 def schema() -> None:
     """Print the JSON Schema of variants.yaml."""
@@ -155,21 +247,30 @@ def schema() -> None:
     Printer().answer(schema_text())
 
 
-def _run(command: str, as_json: bool, work: Callable[[], Report]) -> None:
-    """Do a command's work and print its report; errors are reports too."""
+def _print(printer: Printer, report: Report, as_json: bool) -> None:
+    printer.report(report, as_json=as_json)
+
+
+def _run(
+    command: str,
+    as_json: bool,
+    work: Callable[[], _R],
+    show: Callable[[Printer, _R, bool], None] = _print,
+) -> None:
+    """Do a command's work and show its report; errors are reports too."""
     printer = Printer()
     try:
         report = work()
     except MlagenError as error:
-        report = Report(command, error.exit_code, problems=error.problems)
         if as_json:
-            printer.report(report, as_json=True)
+            failed = Report(command, error.exit_code, problems=error.problems)
+            printer.report(failed, as_json=True)
         else:
             printer.progress("\n".join(str(problem) for problem in error.problems))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)  # click would exit 1, which here means "would change"
-    printer.report(report, as_json=as_json)
+    show(printer, report, as_json)
     sys.exit(report.exit_code)
 
 

@@ -47,14 +47,13 @@ def check_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Checked:
     if regions:
         patch = prepare(found, spec, api)
         sites = site_states(found, patch, spec)
-        problems += _stale_problems(found, patch, sites)
+        problems += stale_problems(found, patch, sites)
     shown = sorted([*problems, *remarks], key=lambda problem: problem.line)
     return Checked(_exit_code(problems), tuple(shown), sites)
 
 
-def _stale_problems(
-    found: FoundTarget, patch: Patch, sites: tuple[SiteState, ...]
-) -> list[Problem]:
+def stale_problems(found: FoundTarget, patch: Patch, sites: tuple[SiteState, ...]) -> list[Problem]:
+    """What is wrong with a patched file that is not what mlagen would write now."""
     problems: dict[tuple[str, int], Problem] = {}
     for state in sites:
         if state.state in ("stale", "absent"):

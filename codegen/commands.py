@@ -5,18 +5,26 @@ Modules that need libcst are imported by the commands that need them.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .errors import UsageError, usage
+from .errors import GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.api import PlanApi
 from .flashinfer.find import FlashInferSource, find_flashinfer
 from .flashinfer.read import explain, read_plan_api
 from .provenance import as_text, read_header, remove_regions
 from .publish import publish, write_tree
-from .report import Report, unified_diff
+from .report import RanTest, Report, unified_diff
 from .sglang.find import BACKEND_FILE, FoundTarget, find_target
 from .spec import Spec, find_spec, load_spec
+
+if TYPE_CHECKING:
+    from .bench import Result
+    from .bench_report import BenchReport
+    from .gpu import GpuHost, NoGpu
+    from .prove import Suite
 
 Facts = tuple[tuple[str, str], ...]
 
@@ -60,21 +68,30 @@ def patch(
     spec_path: Path | None,
     flashinfer: str | None,
     only: tuple[str, ...],
+    test: bool | None = None,
+    python: str | None = None,
 ) -> Report:
-    """Splice the plans into a file; or show, or tell, or write elsewhere."""
+    """Splice the plans into a file; or show, or tell, or write elsewhere.
+
+    Where a GPU is, what would be written passes the generated tests first; `test` True insists on
+    that, False leaves it out. `python` is what to run them in.
+    """
     from .patch import prepare, site_states
 
     if out is not None and not out.strip():
         raise usage("an empty folder name", path="--out")
     if check and out is not None:
         raise usage("--check writes nothing, --out writes", path="--out", hint="give one of them")
+    if test and out is None and (diff or check):
+        message = "--diff and --check write nothing, --test is for what is written"
+        raise usage(message, path="--test", hint="give one of them, or --out as well")
     found = find_target(path)
     if found.file is None and not (diff or check or out):
         raise _not_written_to(
             path, "add --diff to see the change, or --out DIR to have the patched file"
         )
-    spec, api, facts = _inputs(found, spec_path, flashinfer, only)
-    made = prepare(found, spec, api)
+    inputs = _inputs(found, spec_path, flashinfer, only)
+    made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         reasons = "; ".join(f"{name}: {why}" for name, why in made.target.absent.items())
         raise usage(
@@ -84,7 +101,13 @@ def patch(
             hint="choose another variant; `mlagen unpatch` takes out what is there",
         )
     notes: list[str] = []
+    tests: tuple[RanTest, ...] = ()
     written = False
+    if out is not None or test or (made.changes and not (diff or check)):
+        from .prove import before_publishing
+
+        remark = before_publishing(made, test, python, inputs.places)
+        notes, tests = [remark.note], remark.tests
     if out is not None:
         name = Path(BACKEND_FILE).name
         write_tree(Path(out), {name: made.patched})
@@ -99,17 +122,19 @@ def patch(
         notes.append(f"patched {found.file.path}; `mlagen unpatch` takes it out again")
         written = True
     if made.changes:
-        notes.append("checked by reading it back; nothing was executed")
+        executed = "" if tests or written else "; nothing was executed"
+        notes.append(f"checked by reading it back{executed}")
     text = as_text(unified_diff(found.label, found.data, made.patched)) if diff else ""
     shown = replace(found, data=made.patched) if written else found
     would = made.changes and not written
     return Report(
         "patch",
         1 if would else 0,
-        sites=site_states(shown, made, spec),
-        facts=facts,
+        sites=site_states(shown, made, inputs.spec),
+        facts=inputs.facts,
         diff=text,
         notes=tuple(notes),
+        tests=tests,
     )
 
 
@@ -135,15 +160,15 @@ def check(
     from .check import check_file
 
     found = find_target(path)
-    spec, api, facts = _inputs(found, spec_path, flashinfer, only, as_patched=True)
-    result = check_file(found, spec, api)
-    verdict = (f"right for FlashInfer {api.version or '(version unknown)'}",)
+    inputs = _inputs(found, spec_path, flashinfer, only, as_patched=True)
+    result = check_file(found, inputs.spec, inputs.api)
+    verdict = (f"right for FlashInfer {inputs.api.version or '(version unknown)'}",)
     return Report(
         "check",
         result.exit_code,
         problems=result.problems,
         sites=result.sites,
-        facts=facts,
+        facts=inputs.facts,
         notes=verdict if result.exit_code == 0 else (),
     )
 
@@ -156,18 +181,253 @@ def inspect(path: str | None, spec_path: Path | None, flashinfer: str | None) ->
     from .inspection import inspect_file
 
     found = find_target(path)
-    spec, api, facts = _inputs(found, spec_path, flashinfer, (), as_patched=True)
-    result = inspect_file(found, spec, api)
+    inputs = _inputs(found, spec_path, flashinfer, (), as_patched=True)
+    result = inspect_file(found, inputs.spec, inputs.api)
     return Report(
         "inspect",
         0,
         problems=result.problems,
         sites=result.sites,
-        facts=(*facts, *explain(api), *result.facts),
+        facts=(*inputs.facts, *explain(inputs.api), *result.facts),
     )
 
 
+def test(
+    path: str | None,
+    spec_path: Path | None,
+    flashinfer: str | None,
+    only: tuple[str, ...],
+    python: str | None,
+    keyword: str | None,
+    keep: str | None,
+) -> Report:
+    """Run the generated tests on a GPU: on the functions of a file, patched or as `patch` would
+    patch it; without one, on those rendered for the FlashInfer that `python` imports.
+
+    Raises UsageError where they cannot run.
+    """
+    if keep is not None and not keep.strip():
+        raise usage("an empty folder name", path="--keep")
+    wish = _Wish(only, python, keyword, Path(keep) if keep is not None else None)
+    if path is None:
+        return _test_rendering(spec_path, flashinfer, wish)
+    return _test_file(path, spec_path, flashinfer, wish)
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What to test of the functions at hand: variants (empty: all), tests by pytest's -k; where:
+    in which Python, in which folder."""
+
+    only: tuple[str, ...]
+    python: str | None
+    keyword: str | None
+    kept: Path | None
+
+
+def _test_rendering(spec_path: Path | None, flashinfer: str | None, wish: _Wish) -> Report:
+    from . import gpu, prove
+    from .patch import select
+    from .render import render
+
+    place = spec_path or find_spec(Path.cwd())
+    spec = _load_spec(place)
+    select(spec, wish.only)
+    source, why = find_flashinfer(flashinfer) if flashinfer is not None else None, "given"
+    chosen = gpu.find_python(wish.python, (_package_of(source),))
+    host: GpuHost | NoGpu | None = None
+    if source is None:
+        host = _must_run(gpu.look(chosen))
+        source, why = find_flashinfer(str(host.package)), f"that of {chosen}"
+    api = read_plan_api(source)
+    facts = (("variants.yaml", str(place)), ("FlashInfer", f"{source.label} ({why})"))
+    suite = prove.suite_of_rendering(render(spec, api), wish.only)
+    return _tested(suite, host or gpu.look(chosen, api), facts, source.label, wish)
+
+
+def _test_file(path: str, spec_path: Path | None, flashinfer: str | None, wish: _Wish) -> Report:
+    from . import gpu, prove
+    from .check import stale_problems
+    from .patch import prepare, select, site_states
+
+    found = find_target(path)
+    host: GpuHost | NoGpu | None = None
+    why = "given"
+    if wish.python is not None and flashinfer is None:
+        host = _must_run(gpu.look(gpu.find_python(wish.python)))
+        flashinfer, why = str(host.package), f"that of {host.python}"
+    inputs = _inputs(found, spec_path, flashinfer, (), as_patched=True, given=why)
+    select(inputs.spec, wish.only)
+    made = prepare(found, inputs.spec, inputs.api)
+    patched = read_header(found.data, path=found.label) is not None
+    state = "as they stand in the file" if patched else "as `mlagen patch` would write them"
+    facts = (*inputs.facts, ("functions", state))
+    if patched and made.changes:
+        sites = site_states(found, made, inputs.spec)
+        problems = tuple(stale_problems(found, made, sites))
+        note = "no test was run: the file is not what these tests are made for"
+        return Report("test", 1, problems=problems, sites=sites, facts=facts, notes=(note,))
+    suite = prove.suite_of_file(made, wish.only)
+    if host is None:
+        host = gpu.look(gpu.find_python(wish.python, inputs.places), inputs.api)
+    return _tested(suite, host, facts, found.label, wish)
+
+
+def _tested(suite: Suite, host: GpuHost | NoGpu, facts: Facts, label: str, wish: _Wish) -> Report:
+    """Run a suite and report; never exit code 0 where no test passed."""
+    from . import prove
+
+    if wish.kept is not None:
+        prove.keep(suite, wish.kept)
+    proof = prove.prove(suite, _must_run(host, wish.kept), kept=wish.kept, keyword=wish.keyword)
+    run = proof.run
+    if wish.keyword is not None and not run.tests and run.ended.status in (4, 5):
+        raise usage(
+            f"{run.trouble or 'no test was collected'}: pytest {run.ended}",
+            path="-k",
+            code="no-test-ran",
+            hint="give -k a part of a test's name",
+        )
+    problems: tuple[Problem, ...] = ()
+    exit_code = 0
+    if not run.ok:
+        problems, exit_code = prove.problems_of(proof, label), GeneratedTestsFailed.exit_code
+    elif not run.passed:
+        message = f"all {run.skipped} generated GPU tests were skipped: nothing is proved"
+        problems = (Problem(label, 0, 0, "no-test-ran", message),)
+        exit_code = UsageError.exit_code
+    return Report(
+        "test",
+        exit_code,
+        problems=problems,
+        facts=(*facts, *prove.facts_of(proof)),
+        notes=prove.notes_of(run),
+        tests=run.tests,
+    )
+
+
+def _must_run(host: GpuHost | NoGpu, kept: Path | None = None) -> GpuHost:
+    """The host, or the UsageError that says why there is none."""
+    from .gpu import GpuHost
+
+    if isinstance(host, GpuHost):
+        return host
+    written = f"; the tests were written to {kept}" if kept is not None else ""
+    message = f"the generated GPU tests cannot run: {host.reason}{written}"
+    raise usage(message, path="mlagen test", code="cannot-test", hint=host.hint)
+
+
+def bench(
+    flashinfer: str | None,
+    python: str | None,
+    quick: bool,
+    out: str | None,
+    given: tuple[Path, ...],
+    svg: str | None,
+    docs: str | None,
+    keep: str | None,
+    gate: bool,
+) -> BenchReport:
+    """Measure what plans cost on a GPU, or take results that were measured; write what is asked
+    for of them.
+
+    Raises UsageError where nothing can be measured.
+    """
+    from .bench import read_results
+    from .bench_report import BenchReport
+
+    for option, name in (("--out", out), ("--svg", svg), ("--docs", docs), ("--keep", keep)):
+        if name is not None and not name.strip():
+            raise usage("an empty file name", path=option)
+    if not given:
+        return _measured(flashinfer, python, quick, out, svg, docs, keep, gate)
+    for option, used in (("--out", out), ("--keep", keep)):
+        if used is not None:
+            raise usage("--from measures nothing", path=option, hint="give one of them")
+    results = read_results(given)
+    return BenchReport.of(results, gate, notes=_written(results, svg, docs))
+
+
+def _measured(
+    flashinfer: str | None,
+    python: str | None,
+    quick: bool,
+    out: str | None,
+    svg: str | None,
+    docs: str | None,
+    keep: str | None,
+    gate: bool,
+) -> BenchReport:
+    from . import bench_run, gpu
+    from .bench_report import BenchReport
+    from .render import render
+    from .render_bench import bench_files
+    from .spec import shipped_spec
+
+    source = find_flashinfer(flashinfer) if flashinfer is not None else None
+    chosen = gpu.find_python(python, (_package_of(source),))
+    if source is None:
+        host = _must_measure(gpu.look(chosen))
+        source = find_flashinfer(str(host.package))
+    api = read_plan_api(source)
+    files = bench_files(render(load_spec(shipped_spec()), api))
+    kept = Path(keep) if keep is not None else None
+    if kept is not None:
+        bench_run.keep(files, kept)
+    host = _must_measure(gpu.look(chosen, api), kept)
+    result, data = bench_run.measure(files, host, kept=kept, quick=quick)
+    notes = _written((result,), svg, docs)
+    if out is None:
+        notes = (*notes, "--out FILE keeps the figures, for --from and --docs")
+    else:
+        write_tree(Path(out).parent, {Path(out).name: data})
+        notes = (*notes, f"wrote {out}")
+    facts = (("python", host.python), ("GPU", host.gpu), ("FlashInfer", source.label))
+    return BenchReport.of((result,), gate, facts=facts, notes=notes)
+
+
+def _written(results: tuple[Result, ...], svg: str | None, docs: str | None) -> tuple[str, ...]:
+    """Write the page and the plot; a page has its plot beside it where none is named."""
+    from .bench_plot import plot
+    from .bench_report import page
+
+    if docs is not None and svg is None:
+        svg = str(Path(docs).with_suffix(".svg"))
+    texts = {}
+    if svg is not None:
+        texts[svg] = plot(results)
+    if docs is not None and svg is not None:
+        there = os.path.relpath(svg, Path(docs).parent)
+        texts[docs] = page(results, Path(there).as_posix())
+    for name, text in texts.items():
+        write_tree(Path(name).parent, {Path(name).name: text.encode()})
+    return tuple(f"wrote {name}" for name in texts)
+
+
+def _must_measure(host: GpuHost | NoGpu, kept: Path | None = None) -> GpuHost:
+    """The host, or the UsageError that says why there is none."""
+    from .gpu import GpuHost
+
+    if isinstance(host, GpuHost):
+        return host
+    written = f"; the scripts were written to {kept}" if kept is not None else ""
+    message = f"nothing can be measured: {host.reason}{written}"
+    hint = host.hint.replace("mlagen test PATH", "mlagen bench")
+    raise usage(message, path="mlagen bench", code="cannot-measure", hint=hint)
+
+
 # --- inputs -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The spec with the chosen variants, FlashInfer's PlanApi, and what was taken, to tell.
+    `places`: what lies in the environment that the file runs in, if any of it does."""
+
+    spec: Spec
+    api: PlanApi
+    facts: Facts
+    places: tuple[Path | None, ...]
 
 
 def _inputs(
@@ -177,11 +437,12 @@ def _inputs(
     only: tuple[str, ...],
     *,
     as_patched: bool = False,
-) -> tuple[Spec, PlanApi, Facts]:
-    """The spec with the chosen variants, FlashInfer's PlanApi, and what was taken, to tell.
+    given: str = "given",
+) -> _Inputs:
+    """What a command on a file works with.
 
     `as_patched`: where none is chosen, a file that was patched with --only is looked at for
-    just those variants.
+    just those variants. `given`: how to tell that FlashInfer was.
     """
     from .patch import select
 
@@ -195,9 +456,16 @@ def _inputs(
     facts = (
         ("file", found.label),
         ("variants.yaml", str(place)),
-        ("FlashInfer", f"{source.label} ({why})"),
+        ("FlashInfer", f"{source.label} ({given if flashinfer is not None else why})"),
     )
-    return spec, read_plan_api(source), facts
+    file = found.file
+    places = (file.path, file.resolved) if file is not None else ()
+    return _Inputs(spec, read_plan_api(source), facts, (*places, _package_of(source)))
+
+
+def _package_of(source: FlashInferSource | None) -> Path | None:
+    """The folder that a FlashInfer was read from, None for a wheel."""
+    return Path(source.place) if source is not None and Path(source.place).is_dir() else None
 
 
 def _flashinfer_for(

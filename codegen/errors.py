@@ -66,7 +66,7 @@ class EditedError(MlagenError):
 
 
 class GeneratedTestsFailed(MlagenError):
-    """The generated GPU tests failed; nothing was published."""
+    """A generated GPU test failed, or their process did; nothing was published."""
 
     exit_code = 6
 

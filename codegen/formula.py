@@ -160,18 +160,17 @@ class Formula:
         """
         return _text(_substituted(self.tree, names or {}))
 
-    def emit_torch(self, names: Mapping[str, str]) -> str:
+    def emit_array(self, names: Mapping[str, str]) -> str:
         """One Python expression for the values of all requests.
 
-        `names` as in `emit_scalar`. Each vector has to stand for a CPU tensor, int32 or int64,
-        shape [batch], each scalar for an int. The result is a new tensor of that shape and
+        `names` as in `emit_scalar`. Each vector has to stand for a NumPy array, int32 or int64,
+        shape [batch], each scalar for an int. The result is a new array of that shape and
         dtype; an int where `vectors` is empty; and where the formula is one bare vector, that
-        tensor itself, not a copy.
+        array itself, not a copy.
 
-        Plain operators are enough: PyTorch keeps the dtype when the other side is an int, and
-        its `//` floors as Python's does (from 1.13; before, it truncated, which differs below
-        zero only). What is added to a vector is added up first, so that
-        `seq_lens + dcp_size - 1` costs one tensor operation:
+        Plain operators are enough: NumPy keeps the dtype when the other side is an int, and its
+        `//` floors as Python's does. What is added to a vector is added up first, so that
+        `seq_lens + dcp_size - 1` costs one array operation:
         `seq_lens + (dcp_size - 1)`.
         """
         return _text(_substituted(_grouped(self.tree), names))

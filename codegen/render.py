@@ -32,6 +32,7 @@ IMPORTS: Mapping[str, tuple[str, str]] = {
     "Callable": ("typing", "Callable"),
     "NamedTuple": ("typing", "NamedTuple"),
     "Optional": ("typing", "Optional"),
+    "np": ("numpy", ""),
     "torch": ("torch", ""),
 }
 
@@ -175,11 +176,12 @@ def render_module(rendered: Rendered, module: str, header: Iterable[str]) -> str
         for name in fragment.defines
         if name in words and name not in defined
     )
-    imports = [name for name in IMPORTS if name in words and name != "torch"]
+    imports = [name for name in IMPORTS if name in words and name not in ("np", "torch")]
     annotates = "BatchMLAPagedAttentionWrapper" in words
     template = environment().get_template("module.py.jinja")
     text = template.render(
         header=tuple(header),
+        arrays="np" in words,
         imports=import_lines(["TYPE_CHECKING", *imports] if annotates else imports),
         elsewhere=elsewhere,
         type_checking=annotates,
@@ -192,13 +194,15 @@ def import_lines(names: Iterable[str]) -> tuple[str, ...]:
     """Import statements that bind `names`, one a module, in isort's order."""
     wanted = set(names)
     plain = [
-        module for name, (module, attribute) in IMPORTS.items() if name in wanted and not attribute
+        f"import {module}" + ("" if name == module else f" as {name}")
+        for name, (module, attribute) in IMPORTS.items()
+        if name in wanted and not attribute
     ]
     by_module: dict[str, list[str]] = {}
     for name, (module, attribute) in IMPORTS.items():
         if name in wanted and attribute:
             by_module.setdefault(module, []).append(attribute)
-    return tuple(f"import {module}" for module in plain) + tuple(
+    return tuple(plain) + tuple(
         f"from {module} import {', '.join(attributes)}" for module, attributes in by_module.items()
     )
 
@@ -268,8 +272,8 @@ def _fragment(
 
 def _plan_fragments(variant: Variant, context: Mapping[str, Any]) -> list[Fragment]:
     parameters = [
-        "seq_lens: torch.Tensor",
-        *(f"{name}: torch.Tensor" for name in _further_vectors(variant)),
+        "seq_lens: np.ndarray",
+        *(f"{name}: np.ndarray" for name in _further_vectors(variant)),
         *(f"{name}: int" for name in variant.kv_len.scalars),
     ]
     scope = {
@@ -356,9 +360,9 @@ def _verify_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any
 
 
 def _extend_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = variant.tokens.emit_torch({})
+    tokens = variant.tokens.emit_array({})
     if not variant.tokens.vectors:
-        tokens = f"torch.full((batch_size,), {tokens}, dtype=torch.int32)"
+        tokens = f"np.full(batch_size, {tokens}, dtype=np.int32)"
     used = {*variant.tokens.vectors, *variant.kv_len.vectors}
     return {
         **context,

@@ -46,12 +46,29 @@ class SiteState:
     line: int = 0
 
 
+#: How one generated test ended; `error`: it could not be made.
+Outcome: TypeAlias = Literal["passed", "failed", "error", "skipped"]
+
+
+@dataclass(frozen=True)
+class RanTest:
+    """One generated test: its id as pytest takes it below the folder of the functions, why it
+    failed or was skipped, and the seconds that it took."""
+
+    id: str
+    outcome: Outcome
+    message: str = ""
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Report:
     """What one run of a command found.
 
     `facts` are pairs of name and value, a name may come more than once. `diff` is what
     `unified_diff` made, through `as_text`; empty where none was asked for or nothing changes.
+    `tests` are the generated tests that ran; of them the text shows what the facts, problems and
+    notes say.
     """
 
     command: str
@@ -61,6 +78,7 @@ class Report:
     facts: tuple[tuple[str, str], ...] = ()
     diff: str = ""
     notes: tuple[str, ...] = ()
+    tests: tuple[RanTest, ...] = ()
 
 
 def render_text(report: Report, *, diff: bool = True) -> str:
@@ -107,6 +125,7 @@ def render_json(report: Report) -> str:
         "sites": [asdict(site) for site in report.sites],
         "facts": [{"name": name, "value": value} for name, value in report.facts],
         "notes": list(report.notes),
+        "tests": [asdict(test) for test in report.tests],
     }
     content = _valid_unicode(content) | {"diff": diff, "diff_encoding": encoding}
     return json.dumps(content, indent=2, sort_keys=True) + "\n"

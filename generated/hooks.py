@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
+import numpy as np
 import torch
 
 from .plans import (
@@ -49,7 +50,7 @@ def _mlagen_host_lens(
     batch_size: int,
     seq_lens: torch.Tensor,
     seq_lens_cpu: Optional[torch.Tensor],
-) -> torch.Tensor:
+) -> np.ndarray:
     """The first `batch_size` sequence lengths, on the CPU.
 
     Where the host was not given them they are taken from the device: one wait for the
@@ -65,16 +66,16 @@ def _mlagen_host_lens(
             f"{variant}: {batch_size} host lengths needed, got {given} on "
             f"{seq_lens_cpu.device}"
         )
-    return seq_lens_cpu if given == batch_size else seq_lens_cpu[:batch_size]
+    return seq_lens_cpu.numpy()[:batch_size]
 
 
-def _mlagen_fill(request: MlagenRequest, lens: torch.Tensor) -> None:
+def _mlagen_fill(request: MlagenRequest, lens: np.ndarray) -> None:
     """Rewrite the request's KV lengths and kv_indptr from host lengths (integers)."""
-    request.kv_len.copy_(lens if request.kv_len_of is None else request.kv_len_of(lens))
-    pages = request.kv_len
+    pages = request.kv_lens
+    pages[:] = lens if request.kv_len_of is None else request.kv_len_of(lens)
     if request.page_size > 1:
         pages = (pages + (request.page_size - 1)) // request.page_size
-    torch.cumsum(pages, dim=0, dtype=torch.int32, out=request.kv_ends)
+    np.add.accumulate(pages, out=request.kv_ends)
 
 
 def _mlagen_fits_capture(
@@ -96,25 +97,26 @@ def _mlagen_fits_capture(
 def _mlagen_eager_request(
     variant: str,
     plan: Callable[[MlagenRequest, MlagenArrays, MlagenShape], None],
-    qo_indptr: torch.Tensor,
-    kv_len: torch.Tensor,
+    qo_indptr: np.ndarray,
+    kv_lens: np.ndarray,
     page_size: int = 1,
 ) -> MlagenRequest:
-    """A request of one eager pass: qo_indptr [batch + 1] int32, kv_len [batch]."""
-    batch_size = kv_len.numel()
+    """A request of one eager pass: qo_indptr [batch + 1] int32, kv_lens [batch]."""
+    batch_size = kv_lens.size
     kv_indptr = torch.zeros(batch_size + 1, dtype=torch.int32)
+    kv_len = torch.empty(batch_size, dtype=torch.int32)
     request = MlagenRequest(
         variant=variant,
         plan=plan,
         batch_size=batch_size,
-        qo_indptr=qo_indptr,
+        qo_indptr=torch.from_numpy(qo_indptr),
         kv_indptr=kv_indptr,
-        kv_ends=kv_indptr[1:],
-        pages=kv_indptr[-1],
-        kv_len=torch.empty(batch_size, dtype=torch.int32),
+        kv_len=kv_len,
+        kv_ends=kv_indptr.numpy()[1:],
+        kv_lens=kv_len.numpy(),
         page_size=page_size,
     )
-    _mlagen_fill(request, kv_len)
+    _mlagen_fill(request, kv_lens)
     return request
 
 
@@ -126,7 +128,7 @@ def _mlagen_captured(
     tokens_per_req: int,
     num_heads: int,
     host_lens: bool,
-    kv_len_of: Optional[Callable[[torch.Tensor], torch.Tensor]],
+    kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]],
 ) -> MlagenRequest:
     """The request of a graph being captured: host arrays, and what replays must match.
 
@@ -135,6 +137,7 @@ def _mlagen_captured(
     backend = wrapper._planned_backend
     plan_info = getattr(backend, "_plan_info", None)
     kv_indptr = torch.zeros(batch_size + 1, dtype=torch.int32)
+    kv_len = torch.zeros(batch_size, dtype=torch.int32)
     request = MlagenRequest(
         variant=variant,
         plan=partial(plan, wrapper),
@@ -143,9 +146,9 @@ def _mlagen_captured(
             0, (batch_size + 1) * tokens_per_req, tokens_per_req, dtype=torch.int32
         ),
         kv_indptr=kv_indptr,
-        kv_ends=kv_indptr[1:],
-        pages=kv_indptr[-1],
-        kv_len=torch.zeros(batch_size, dtype=torch.int32),
+        kv_len=kv_len,
+        kv_ends=kv_indptr.numpy()[1:],
+        kv_lens=kv_len.numpy(),
         tokens_per_req=tokens_per_req,
         num_heads=num_heads,
         grid=(0, 0) if plan_info is None else (int(plan_info[0]), int(plan_info[1])),
@@ -169,7 +172,7 @@ def _mlagen_formula_differs(
     in its output.
     """
     backend = wrapper._planned_backend
-    _mlagen_fill(request, seq_lens[: request.batch_size].to("cpu"))
+    _mlagen_fill(request, seq_lens[: request.batch_size].to("cpu").numpy())
     for name, host, device in (
         ("qo_indptr", request.qo_indptr, backend._qo_indptr_buf),
         ("kv_indptr", request.kv_indptr, backend._kv_indptr_buf),
@@ -214,7 +217,7 @@ def mlagen_capture_decode(
     """
     variant = "decode"
     plan: Callable[..., None] = _mlagen_plan_stock
-    kv_len_of: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
+    kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]] = None
     reason: Optional[str] = None
     if spec_info is not None:
         variant = "draft-decode"
@@ -307,7 +310,7 @@ def mlagen_request_draft_eager(
     return _mlagen_eager_request(
         "draft-decode",
         partial(mlagen_plan_draft_decode_eager, wrapper),
-        torch.arange(batch_size + 1, dtype=torch.int32),
+        np.arange(batch_size + 1, dtype=np.int32),
         mlagen_kv_len_draft_decode(
             lens,
             draft_step=draft_step,
@@ -434,7 +437,7 @@ def mlagen_request_verify_eager(
     return _mlagen_eager_request(
         "verify",
         partial(mlagen_plan_verify_eager, wrapper),
-        torch.arange(0, (batch_size + 1) * tokens, tokens, dtype=torch.int32),
+        np.arange(0, (batch_size + 1) * tokens, tokens, dtype=np.int32),
         mlagen_kv_len_verify(
             lens,
             draft_token_num=draft_token_num,
@@ -463,10 +466,10 @@ def mlagen_request_extend(
         reason = "padding left fewer extend lengths than requests"
         _mlagen_keeps_stock("draft-extend", "eager and padded", reason)
         return None
-    extend_seq_lens = torch.as_tensor(extend_seq_lens_cpu, dtype=torch.int32)
-    qo_indptr = torch.zeros(batch_size + 1, dtype=torch.int32)
+    extend_seq_lens = np.asarray(extend_seq_lens_cpu, dtype=np.int32)
+    qo_indptr = np.zeros(batch_size + 1, dtype=np.int32)
     tokens = extend_seq_lens
-    torch.cumsum(tokens, dim=0, dtype=torch.int32, out=qo_indptr[1:])
+    np.add.accumulate(tokens, out=qo_indptr[1:])
     lens = _mlagen_host_lens(
         "draft-extend",
         batch_size,

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class MlagenRequest:
 
     The arrays are int32 on the CPU. The planner reads them before it returns, and
     nothing copies from them later: a captured graph keeps one set and rewrites it at
-    each replay, however far the host runs ahead of the GPU.
+    each replay, however far the host runs ahead of the GPU. They are written through
+    NumPy, whose calls cost half of PyTorch's where arrays are as short as a batch.
     """
 
     variant: str
@@ -76,16 +78,16 @@ class MlagenRequest:
     batch_size: int
     qo_indptr: torch.Tensor  # [batch + 1], query tokens
     kv_indptr: torch.Tensor  # [batch + 1], pages
-    kv_ends: torch.Tensor  # kv_indptr[1:], made once
-    pages: torch.Tensor  # kv_indptr[-1], likewise
     kv_len: torch.Tensor  # [batch], tokens
+    kv_ends: np.ndarray  # kv_indptr[1:], the same memory
+    kv_lens: np.ndarray  # kv_len, likewise
     # For captured graphs, frozen when the graph was captured:
     tokens_per_req: int = 0
     num_heads: int = 0
     grid: tuple[int, int] = (0, 0)  # blocks a cluster, clusters
     page_size: int = 1  # tokens
     host_lens: bool = True  # whether replays are given host lengths that are in step
-    kv_len_of: Optional[Callable[[torch.Tensor], torch.Tensor]] = None
+    kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]] = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class _MlagenStaging:
     SLOTS = 8  # of a tray
     MOST = 8  # trays; then a plan waits for the oldest, which is counted and logged
 
-    def __init__(self, slot_bytes: int) -> None:
+    def __init__(self, device: torch.device, slot_bytes: int) -> None:
+        self.device = device
         self.slot_bytes = slot_bytes
         self.waits = 0
         self._tray = self._new_tray()
@@ -121,10 +124,10 @@ class _MlagenStaging:
         ]
         return _MlagenTray(slots, torch.cuda.Event())
 
-    def take(self, stream: torch.cuda.Stream) -> torch.Tensor:
-        """A slot that no queued copy reads. Its own copy must be queued on `stream`."""
+    def take(self) -> torch.Tensor:
+        """A slot that no queued copy reads. Its own is to be queued before the next."""
         if self._next == self.SLOTS:
-            self._tray.copied.record(stream)
+            self._tray.copied.record(torch.cuda.current_stream(self.device))
             self._used.append(self._tray)
             self._tray = self._free_tray()
             self._next = 0
@@ -145,24 +148,26 @@ class _MlagenStaging:
         return tray
 
 
-_mlagen_staging_of: dict[tuple[torch.device, int], _MlagenStaging] = {}
+_mlagen_staging_of: dict[tuple[int, int], _MlagenStaging] = {}
 
 
-def _mlagen_staging(
-    device: torch.device, stream: torch.cuda.Stream, plan_info: Any
-) -> _MlagenStaging:
-    """The staging of `device` and `stream`.
+def _mlagen_staging(device: torch.device, plan_info: Any) -> _MlagenStaging:
+    """The staging of `device` and of the stream that is current there.
 
     `plan_info` is that of any earlier plan on this device: entries 2 to 15 are the byte
     offsets of the planner's arrays. The planner writes up to the end of the last one,
     which is no larger than the largest distance between two of them.
     """
-    key = (device, stream.cuda_stream)
+    # As Triton's launcher asks for it: torch.cuda.current_stream() would make an object
+    # of it, which takes ten times as long.
+    key = (device.index, torch._C._cuda_getCurrentRawStream(device.index))
     staging = _mlagen_staging_of.get(key)
     if staging is None:
         offsets = sorted(int(plan_info[entry]) for entry in range(2, 16))
         largest = max(offsets[i + 1] - offsets[i] for i in range(len(offsets) - 1))
-        staging = _mlagen_staging_of[key] = _MlagenStaging(offsets[-1] + largest)
+        staging = _mlagen_staging_of[key] = _MlagenStaging(
+            device, offsets[-1] + largest
+        )
     return staging
 
 
@@ -189,8 +194,7 @@ def _mlagen_call_planner(
     # An eager plan replaces the back-end object, so it is looked up at each call.
     backend = wrapper._planned_backend
     workspace = backend._int_workspace_buffer
-    stream = torch.cuda.current_stream(workspace.device)
-    pinned = _mlagen_staging(workspace.device, stream, backend._plan_info).take(stream)
+    pinned = _mlagen_staging(workspace.device, backend._plan_info).take()
     plan_info, used_bytes = backend._cached_module._module.plan(
         backend._float_workspace_buffer,
         backend._int_workspace_buffer,
@@ -202,7 +206,12 @@ def _mlagen_call_planner(
         shape.head_dim_ckv,
         causal,
     )
-    workspace[:used_bytes].copy_(pinned[:used_bytes], non_blocking=True)
+    if used_bytes > pinned.numel():
+        raise MlagenPlanError(
+            f"{request.variant}: the planner used {used_bytes} bytes, its pinned slot "
+            f"has {pinned.numel()}"
+        )
+    workspace[: pinned.numel()].copy_(pinned, non_blocking=True)
     return plan_info
 
 
@@ -253,11 +262,11 @@ def _mlagen_check_lengths(request: MlagenRequest) -> int:
 
     Lengths that are not negative make kv_indptr monotone, unless its sum overflows.
     """
-    pages = int(request.pages)
-    if pages < 0 or int(request.kv_len.min()) < 0:
+    pages = int(request.kv_ends[-1])
+    if pages < 0 or np.minimum.reduce(request.kv_lens) < 0:
         raise MlagenPlanError(
             f"{request.variant}: negative KV length or overflowing kv_indptr in "
-            f"{request.kv_len.tolist()}"
+            f"{request.kv_lens.tolist()}"
         )
     return pages
 
@@ -326,14 +335,15 @@ def _mlagen_eager_fits(
     causal: bool,
 ) -> bool:
     """Whether the private planner can carry this eager plan; if not, why is logged."""
-    query_lens = request.qo_indptr[1:] - request.qo_indptr[:-1]
-    if int(query_lens.min()) < 0:
+    qo_indptr = request.qo_indptr.numpy()
+    query_lens = qo_indptr[1:] - qo_indptr[:-1]
+    if query_lens.min() < 0:
         raise MlagenPlanError(
-            f"{request.variant}: qo_indptr falls: {request.qo_indptr.tolist()}"
+            f"{request.variant}: qo_indptr falls: {qo_indptr.tolist()}"
         )
     reason = _mlagen_lacks_planner(wrapper)
     if reason is None:
-        rows = int(request.qo_indptr[-1]) * shape.num_heads
+        rows = int(qo_indptr[-1]) * shape.num_heads
         # FlashInfer takes two blocks a cluster, or one, by the average of packed rows.
         tile = 128 if rows // request.batch_size > 64 else 64
         tiles = int(((query_lens * shape.num_heads + (tile - 1)) // tile).sum())
@@ -345,7 +355,7 @@ def _mlagen_eager_fits(
     return reason is None
 
 
-def mlagen_kv_len_decode(seq_lens: torch.Tensor) -> torch.Tensor:
+def mlagen_kv_len_decode(seq_lens: np.ndarray) -> np.ndarray:
     """KV tokens of decode: seq_lens."""
     return seq_lens
 
@@ -373,7 +383,7 @@ def mlagen_plan_decode(
     backend._plan_info = plan_info
 
 
-def mlagen_kv_len_draft_decode(seq_lens: torch.Tensor, draft_step: int) -> torch.Tensor:
+def mlagen_kv_len_draft_decode(seq_lens: np.ndarray, draft_step: int) -> np.ndarray:
     """KV tokens of draft-decode: seq_lens + draft_step + 1."""
     return seq_lens + (draft_step + 1)
 
@@ -432,7 +442,7 @@ def mlagen_plan_draft_decode_eager(
     backend._plan_info = plan_info
 
 
-def mlagen_kv_len_verify(seq_lens: torch.Tensor, draft_token_num: int) -> torch.Tensor:
+def mlagen_kv_len_verify(seq_lens: np.ndarray, draft_token_num: int) -> np.ndarray:
     """KV tokens of verify: seq_lens + draft_token_num."""
     return seq_lens + draft_token_num
 
@@ -494,7 +504,7 @@ def mlagen_plan_verify_eager(
     backend._plan_info = plan_info
 
 
-def mlagen_kv_len_draft_extend(seq_lens: torch.Tensor) -> torch.Tensor:
+def mlagen_kv_len_draft_extend(seq_lens: np.ndarray) -> np.ndarray:
     """KV tokens of draft-extend: seq_lens."""
     return seq_lens
 
@@ -531,9 +541,7 @@ def mlagen_plan_draft_extend_eager(
     backend._plan_info = plan_info
 
 
-def mlagen_kv_len_dcp(
-    seq_lens: torch.Tensor, dcp_size: int, dcp_rank: int
-) -> torch.Tensor:
+def mlagen_kv_len_dcp(seq_lens: np.ndarray, dcp_size: int, dcp_rank: int) -> np.ndarray:
     """KV tokens of dcp: (seq_lens + dcp_size - 1 - dcp_rank) // dcp_size."""
     return (seq_lens + (dcp_size - 1 - dcp_rank)) // dcp_size
 

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlagen.cli import cli
-from mlagen.codegen import provenance
+from mlagen.codegen import gpu, provenance
 from mlagen.codegen.flashinfer import find
 from mlagen.codegen.flashinfer.find import find_flashinfer
 from mlagen.codegen.flashinfer.read import read_plan_api
@@ -98,9 +98,10 @@ def git(*arguments: str, cwd: Path, stdin: bytes = b"") -> str:
 def workspace(folder: Path, patch: pytest.MonkeyPatch) -> Path:
     """Go to `folder` and lay out the miniature back end, a FlashInfer that fits (fi/), one that
     plans in a back-end object (fi7/), and one whose private call has changed (drifted/). None is
-    installed, whatever this interpreter has."""
+    installed, whatever this interpreter has, and there is no GPU."""
     patch.chdir(folder)
     patch.setattr(find, "_installed", lambda: None)
+    patch.setattr(gpu, "cuda_trouble", lambda: "none in these tests")
     (folder / FILE).write_bytes(ORIGINAL)
     miniatures.write(FLASHINFER, folder / "fi")
     miniatures.write(miniatures.backend_era(), folder / "fi7")

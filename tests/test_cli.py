@@ -40,7 +40,16 @@ from tests.flashinfer import miniatures
 from tests.releases import sglang_file
 
 FI = ("--flashinfer", "fi")
-GENERATED = {"plans.py", "hooks.py", "MANIFEST.json"}
+GENERATED = {
+    "plans.py",
+    "hooks.py",
+    "MANIFEST.json",
+    "tests/conftest.py",
+    "tests/dcp_rank.py",
+    "tests/support.py",
+    *(f"tests/test_{name}.py" for name in ("decode", "draft_decode", "verify", "draft_extend")),
+    "tests/test_dcp.py",
+}
 SITES = {
     "draft-step",
     "capture-decode",
@@ -84,7 +93,7 @@ def test_help_tells_the_commands_and_the_exit_codes() -> None:
     outcome = run("--help")
 
     assert outcome.code == 0
-    for command in ("render", "patch", "unpatch", "check", "inspect", "schema"):
+    for command in ("render", "patch", "unpatch", "check", "inspect", "test", "schema"):
         assert re.search(rf"^  {command} +\w", outcome.text, re.MULTILINE), command
     text = " ".join(outcome.text.split())
     for code in range(7):
@@ -125,7 +134,7 @@ def test_render_writes_beside_the_spec_once(here: Path, spec: Path) -> None:
 
     assert (first.code, again.code) == (0, 0)
     assert set(written) - set(before) == {f"generated/{name}" for name in GENERATED}
-    assert "wrote plans.py, hooks.py, MANIFEST.json" in first.text
+    assert "wrote plans.py, hooks.py, tests/" in first.text
     assert "nothing to do" in again.text
     assert files_below(here) == written
 

@@ -19,6 +19,7 @@ from mlagen.codegen.errors import Problem
 from mlagen.codegen.provenance import as_bytes, as_text
 from mlagen.codegen.report import (
     Printer,
+    RanTest,
     Report,
     SiteState,
     render_json,
@@ -47,6 +48,7 @@ REPORT = Report(
          "the wrapper"),
     ),
     notes=("no GPU here: the generated tests did not run",),
+    tests=(RanTest("tests/t.py::test_a", "skipped", "no", 0.5),),
 )  # fmt: skip
 
 # --- text -------------------------------------------------------------------------------------
@@ -160,6 +162,9 @@ def test_the_json_has_stable_keys() -> None:
         ],
         "facts": [{"name": name, "value": value} for name, value in REPORT.facts],
         "notes": ["no GPU here: the generated tests did not run"],
+        "tests": [
+            {"id": "tests/t.py::test_a", "outcome": "skipped", "message": "no", "seconds": 0.5}
+        ],
         "diff": "",
         "diff_encoding": "utf-8",
     }

@@ -37,6 +37,7 @@ from torch.overrides import TorchFunctionMode
 CUDA = torch.device("cuda", 0)
 HOST = torch.device("cpu")
 NUM_SM = 132  # an H200
+RAW_STREAM = "_cuda_getCurrentRawStream"
 
 
 class DeviceTensor(torch.Tensor):
@@ -261,6 +262,9 @@ class Gpu:
             with contextlib.ExitStack() as stack:
                 for name, value in self._torch_cuda().items():
                     stack.enter_context(mock.patch.object(torch.cuda, name, value))
+                # Not there where PyTorch is built for the CPU.
+                raw = mock.patch.object(torch._C, RAW_STREAM, lambda device: 0, create=True)
+                stack.enter_context(raw)
                 stack.enter_context(_FakeCuda(self))
                 yield
         finally:

@@ -1,0 +1,422 @@
+"""Results of the benchmark -> text: the table to paste, docs/benchmarks.md, JSON.
+
+No figure is typed by hand anywhere: what stands in docs/ is made here, from files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .bench import (
+    CONDITIONS,
+    CONTENDERS,
+    END_TO_END,
+    FOCUS,
+    LIMIT,
+    OURS,
+    STOCK,
+    UPSTREAM,
+    Bar,
+    Cell,
+    Moved,
+    Plans,
+    Result,
+    Setting,
+    bars,
+    ratios,
+    spread,
+    thousands,
+)
+from .errors import Problem
+from .report import SCHEMA_VERSION, Printer, Report, render_text
+
+_MARKS = {"met": "met", "within noise": "within noise", "missed": "**missed**"}
+
+
+@dataclass(frozen=True)
+class BenchReport(Report):
+    """A report whose answer is figures."""
+
+    results: tuple[Result, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        results: tuple[Result, ...],
+        gate: bool,
+        *,
+        facts: tuple[tuple[str, str], ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> BenchReport:
+        """Exit code 1 where a bar is missed and `gate` asks for that."""
+        problems: tuple[Problem, ...] = ()
+        if gate:
+            problems = tuple(
+                Problem(f"FlashInfer {bar.flashinfer}", 0, 0, "bar-missed", _said(bar))
+                for result in results
+                for bar in bars(result)
+                if bar.verdict == "missed"
+            )
+        code = 1 if problems else 0
+        return cls("bench", code, problems=problems, facts=facts, notes=notes, results=results)
+
+
+def _said(bar: Bar) -> str:
+    return f"asked: {bar.asked}; worst case: {bar.worst}"
+
+
+def show(printer: Printer, report: BenchReport, as_json: bool) -> None:
+    """Print: the table is the answer, to be pasted; the rest is progress."""
+    if as_json:
+        printer.answer(as_json_text(report.results, report.exit_code))
+        return
+    printer.progress(render_text(report))
+    printer.answer(summary(report.results))
+
+
+# --- the table to paste -----------------------------------------------------------------------
+
+
+def summary(results: Sequence[Result]) -> str:
+    """Markdown: medians at one length, the loop, the bars; ends in a line end."""
+    parts = [_measured_on(results), *_plan_summary(results), *_loop_summary(results)]
+    return "\n\n".join([*parts, *_bars(results)]) + "\n"
+
+
+def _measured_on(results: Sequence[Result]) -> str:
+    return "\n".join(f"- {_machine(result)}" for result in results)
+
+
+def _machine(result: Result) -> str:
+    cuda = f", CUDA {result.cuda}" if result.cuda else ""
+    quick = ", a quick run" if result.quick else ""
+    broken = "" if result.complete else ", **broken off**"
+    return (
+        f"FlashInfer {result.flashinfer} ({result.backend}), {result.gpu}, torch {result.torch}"
+        f"{cuda}, mlagen {result.mlagen}, {result.date}{quick}{broken}"
+    )
+
+
+def _plan_summary(results: Sequence[Result]) -> list[str]:
+    """Host microseconds of a plan at the middle length, idle and busy."""
+    measured = [(result, result.plan) for result in results if result.plan and result.plan.cells]
+    if not measured:
+        return []
+    rows = []
+    for result, plan in measured:
+        length = middle_length(plan)
+        for cell in plan.cells:
+            if cell.length != length:
+                continue
+            times = [_idle_and_busy(cell, name) for name in CONTENDERS]
+            rows.append([result.flashinfer, str(cell.batch), *times])
+    length = middle_length(measured[0][1])
+    head = ["FlashInfer", "batch", *CONTENDERS.values()]
+    title = (
+        f"Host time of a target-verify plan in µs, GPU idle / busy, {thousands(length)} tokens a "
+        "request (medians):"
+    )
+    return [title, _table(head, rows), *_costs(measured)]
+
+
+def _idle_and_busy(cell: Cell, name: str) -> str:
+    return " / ".join(f"{spread(cell.samples(c)[name]).median:.0f}" for c in CONDITIONS)
+
+
+def _costs(measured: Iterable[tuple[Result, Plans]]) -> list[str]:
+    """Waits, and bytes moved, of a plan at one batch size."""
+    rows = []
+    for result, plan in measured:
+        cell = _focus(plan)
+        moved = {row.contender: row for row in plan.bytes if row.batch == cell.batch}
+        waits = [str(cell.waits.get(name, "")) for name in CONTENDERS]
+        rows.append([result.flashinfer, "waits for the GPU", *waits])
+        if moved:
+            sent = [_bytes(moved.get(name)) for name in CONTENDERS]
+            rows.append([result.flashinfer, "KiB to the GPU / back", *sent])
+    title = f"Of one plan at batch {FOCUS}:"
+    return [title, _table(["FlashInfer", "", *CONTENDERS.values()], rows)]
+
+
+def _focus(plan: Plans) -> Cell:
+    """The cell at the middle length whose batch size is nearest to the one that has a bar."""
+    length = middle_length(plan)
+    cells = [cell for cell in plan.cells if cell.length == length]
+    return min(cells, key=lambda cell: abs(cell.batch - FOCUS))
+
+
+def middle_length(plan: Plans) -> int:
+    """The length that the short tables and the plot are about."""
+    lengths = sorted({cell.length for cell in plan.cells})
+    return lengths[len(lengths) // 2]
+
+
+def _bytes(moved: Moved | None) -> str:
+    """Recorded ones; else what the planner alone sends, said to be so."""
+    if moved is None:
+        return ""
+    if moved.to_gpu is None or moved.to_host is None:
+        return f"≥ {moved.planner / 1024:.1f} / ?"
+    return f"{moved.to_gpu / 1024:.1f} / {moved.to_host / 1024:.1f}"
+
+
+def _loop_summary(results: Sequence[Result]) -> list[str]:
+    rows = [
+        [result.flashinfer, *_loop_row(setting)]
+        for result in results
+        if result.loop is not None
+        for setting in result.loop.settings
+    ]
+    if not rows:
+        return []
+    head = [
+        "FlashInfer",
+        "batch",
+        "tokens",
+        "host",
+        "attention's share",
+        "stock, steps/s",
+        "SGLang's / stock",
+        "mlagen's / stock",
+        "mlagen's / SGLang's",
+        "mlagen's / no plans",
+    ]
+    title = "The speculative-decoding loop, ratios of steps per second, median (p10-p90):"
+    return [title, _table(head, rows)]
+
+
+def _loop_row(setting: Setting) -> list[str]:
+    rates = setting.rates
+    pairs = ((UPSTREAM, STOCK), (OURS, STOCK), (OURS, UPSTREAM), (OURS, LIMIT))
+    wrong = sum(setting.wrong.values())
+    compared = [spread(ratios(rates[a], rates[b])).text(3) for a, b in pairs]
+    if wrong:
+        names = ", ".join(name for name, count in setting.wrong.items() if count)
+        compared[0] += f" (wrong output: {names})"
+    return [
+        str(setting.batch),
+        thousands(setting.length),
+        setting.mode,
+        f"{setting.share:.2f}",
+        f"{spread(rates[STOCK]).median:.1f}",
+        *compared,
+    ]
+
+
+def _bars(results: Sequence[Result]) -> list[str]:
+    found = [bar for result in results for bar in bars(result)]
+    if not found:
+        return []
+    rows = [[bar.flashinfer, bar.asked, _MARKS[bar.verdict], bar.worst] for bar in found]
+    return ["Bars:", _table(["FlashInfer", "asked", "", "worst case"], rows)]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; columns of figures to the right would need widths that people's
+    renderers differ about, so all are to the left."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+# --- docs/benchmarks.md -----------------------------------------------------------------------
+
+
+def page(results: Sequence[Result], plot: str) -> str:
+    """docs/benchmarks.md. `plot`: the SVG's path from there."""
+    parts = [_INTRODUCTION]
+    if not results:
+        return "\n\n".join([*parts, _NOTHING, _METHOD]) + "\n"
+    parts += ["## In short", summary(results).rstrip("\n")]
+    parts.append(f"![Host time of a plan, and the loop]({plot})")
+    parts += [_end_to_end(results), _METHOD, "## Every figure"]
+    for result in results:
+        parts += _all_figures(result)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _end_to_end(results: Sequence[Result]) -> str:
+    """The loop beside what SGLang measured of its own plans in a whole server."""
+    lines = []
+    for result in results:
+        for setting in result.loop.settings if result.loop is not None else ():
+            rates = setting.rates
+            ours = spread(ratios(rates[OURS], rates[STOCK])).median
+            theirs = spread(ratios(rates[UPSTREAM], rates[STOCK])).median
+            lines.append(
+                f"- FlashInfer {result.flashinfer}, {setting}: {ours:.2f} with mlagen's plans, "
+                f"{theirs:.2f} with SGLang's"
+            )
+    if not lines:
+        return ""
+    text = (
+        f"SGLang measured {END_TO_END} end to end with its plans (DeepSeek-R1, H200). The loop "
+        "here, to stock:"
+    )
+    return text + "\n\n" + "\n".join(lines)
+
+
+def _all_figures(result: Result) -> list[str]:
+    parts = [f"### FlashInfer {result.flashinfer}", _machine(result) + "."]
+    if result.plan is not None:
+        for condition in CONDITIONS:
+            rows = [
+                [
+                    str(cell.batch),
+                    thousands(cell.length),
+                    *(spread(cell.samples(condition)[name]).text() for name in CONTENDERS),
+                ]
+                for cell in result.plan.cells
+            ]
+            parts.append(f"Host µs of a plan, GPU {condition}, median (p10-p90):")
+            parts.append(_table(["batch", "tokens", *CONTENDERS.values()], rows))
+        parts += _waits_and_bytes(result.plan)
+    if result.loop is not None:
+        parts += _rates(result.loop.settings)
+    left_out = [
+        *(result.plan.left_out if result.plan else ()),
+        *(result.loop.left_out if result.loop else ()),
+    ]
+    if left_out:
+        parts.append("Left out for want of time: " + "; ".join(left_out) + ".")
+    return parts
+
+
+def _waits_and_bytes(plan: Plans) -> list[str]:
+    cells = {cell.batch: cell for cell in plan.cells if cell.length == middle_length(plan)}
+    rows = []
+    for batch, cell in cells.items():
+        moved = {row.contender: row for row in plan.bytes if row.batch == batch}
+        row = [f"{cell.waits[name]}; {_bytes(moved.get(name))}" for name in CONTENDERS]
+        rows.append([str(batch), *(text.removesuffix("; ") for text in row)])
+    if not rows:
+        return []
+    title = "Waits for the GPU; KiB to the GPU / back:"
+    return [title, _table(["batch", *CONTENDERS.values()], rows)]
+
+
+def _rates(settings: Sequence[Setting]) -> list[str]:
+    if not settings:
+        return []
+    names = (*(name for name in CONTENDERS if name in settings[0].rates), LIMIT)
+    rows = [
+        [
+            str(setting.batch),
+            thousands(setting.length),
+            setting.mode,
+            f"{setting.share:.2f}",
+            f"{setting.gpu_step_ms:.2f}",
+            *(spread(setting.rates[name]).text(1) for name in names),
+        ]
+        for setting in settings
+    ]
+    titles = [{**CONTENDERS, LIMIT: "no plans"}[name] for name in names]
+    head = ["batch", "tokens", "host", "attention's share", "GPU ms a step", *titles]
+    return ["Steps per second, median (p10-p90):", _table(head, rows)]
+
+
+_INTRODUCTION = """\
+# Benchmarks
+
+What plans cost, measured by `mlagen bench`. This page is made from its results; no figure in it is
+typed by hand.
+
+```sh
+mlagen bench --flashinfer 0.7.2 --python PY --out 0.7.2.json    # one for each version
+mlagen bench --from 0.6.18.json --from 0.7.2.json --docs docs/benchmarks.md
+```"""
+
+_NOTHING = "No results yet."
+
+_METHOD = f"""\
+## What is measured
+
+**A plan**: that of target-verify, 3 tokens a request, 16 heads (DeepSeek-R1 under TP 8), bf16,
+lengths drawn within a quarter of the mean. The time is the host's, from host lengths in hand to the
+return of the plan, with the arrays that it needs built. *Idle*: the GPU has nothing to do. *Busy*:
+some 4 ms of work are queued before. *Waits* are those that PyTorch's sync debug mode tells of.
+*Bytes* are those of copies between host and GPU in a trace of PyTorch's profiler; `≥` marks sizes
+that the planner itself tells, where no trace was to be had. Copies within the GPU or the host are
+not counted.
+
+- **FlashInfer's**: `plan()` with arrays on the device, called as SGLang does before 0.5.18.
+- **FlashInfer's, host arrays**: the same with pinned host arrays.
+- **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
+  filled by slices, four copies to the bound buffers, the private planner.
+- **mlagen's**: the rendered functions, called as a patched SGLang calls them.
+- **planner alone**: `wrapper._cached_module.plan(*nine)` as the release exposes it, its arrays made
+  before. Up to 0.6.18 it queues the copy to the device itself; from 0.7.0 it is the method of
+  FlashInfer's staging proxy, with its copy through fresh pinned memory.
+
+**The loop**: a step is two draft steps in one graph; target-verify in one graph, 61 attention
+layers over 4 KV pools in turn with matrix products between them; the accepted tokens' copy to the
+host; an eager draft-extend; 1 ms of the host's own work. The products are sized until verify's
+attention has the share of a step's GPU time that is asked for, 0.6 or 0.3; the share measured is
+told. Draft steps of *stock* are planned by SGLang's decode plan, as SGLang has always done.
+
+- *ahead*: the host plans step k+1 when it has the result of step k-1. It takes what step k accepts
+  as known, so that plans are right; SGLang cannot yet. SGLang's plans share one pinned buffer with
+  copies that are still queued up to FlashInfer 0.6.18, so there they wait for step k.
+- *fenced*: all wait for step k before they plan step k+1, as SGLang does.
+- *no plans*: the same loop with the plans taken out. Its results are wrong; no plan on the host can
+  be faster.
+
+Contenders take turns in an order that is drawn anew for each round, with Python's garbage collector
+off, after a warm-up. Before anything is timed, and in the loop after each block, outputs must equal
+those of FlashInfer's own plan bit for bit, or nothing is published.
+
+A bar is *missed* where the median of the differences (ratios), round by round, is on the wrong side
+and three standard deviations of that median do not reach back; *within noise* where they do. The
+worst case at batch {FOCUS}, or of all cells, is shown."""
+
+
+# --- JSON -------------------------------------------------------------------------------------
+
+
+def as_json_text(results: Sequence[Result], exit_code: int) -> str:
+    """Medians, spreads and bars for machines: one JSON object, keys sorted."""
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "command": "bench",
+        "exit_code": exit_code,
+        "results": [_result_json(result) for result in results],
+    }
+    return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def _result_json(result: Result) -> dict[str, Any]:
+    facts = result.model_dump(exclude={"plan", "loop"})
+    plans = [
+        {
+            "batch": cell.batch,
+            "length": cell.length,
+            "gpu": condition,
+            "contender": name,
+            "microseconds": _spread_json(values),
+            "waits": cell.waits.get(name),
+        }
+        for cell in (result.plan.cells if result.plan is not None else ())
+        for condition in CONDITIONS
+        for name, values in cell.samples(condition).items()
+    ]
+    moved = [row.model_dump() for row in (result.plan.bytes if result.plan is not None else ())]
+    loop = [
+        {
+            **setting.model_dump(exclude={"rates"}),
+            "steps_per_second": {name: _spread_json(v) for name, v in setting.rates.items()},
+        }
+        for setting in (result.loop.settings if result.loop is not None else ())
+    ]
+    found = [_bar_json(bar) for bar in bars(result)]
+    return {**facts, "plans": plans, "bytes": moved, "loop": loop, "bars": found}
+
+
+def _spread_json(values: Sequence[float]) -> dict[str, float]:
+    found = spread(values)
+    return {"median": found.median, "p10": found.low, "p90": found.high, "count": len(values)}
+
+
+def _bar_json(bar: Bar) -> dict[str, str]:
+    return {"asked": bar.asked, "verdict": bar.verdict, "worst": bar.worst}

@@ -1,0 +1,97 @@
+"""Rendered -> the benchmark: scripts for a Python that has torch and FlashInfer, not mlagen.
+
+They stand in `bench/` beside the `plans.py` and `hooks.py` that they measure. Rendered when they
+are run, not committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .gpu import PACKAGE
+from .patch import mlagen_version
+from .render import Rendered, context_of, environment, render_module
+
+FOLDER = "bench"
+#: The script to run, below the folder that `bench_files` fills.
+SCRIPT = f"{PACKAGE}/{FOLDER}/run.py"
+MODULES = ("bench_support", "contenders", "plan_cost", "spec_loop", "run")
+
+
+def bench_files(rendered: Rendered) -> dict[str, bytes]:
+    """All that a GPU machine needs, by name below a folder of its own: the functions as
+    `mlagen render` shows them, and the scripts."""
+    header = _header(rendered)
+    functions = {
+        f"{module}.py": render_module(rendered, module, header).encode()
+        for module in ("plans", "hooks")
+    }
+    files = {
+        "__init__.py": b"",
+        **functions,
+        **scripts(rendered, header),
+    }
+    return {f"{PACKAGE}/{name}": data for name, data in files.items()}
+
+
+def scripts(rendered: Rendered, header: Iterable[str]) -> dict[str, bytes]:
+    """The benchmark's own files, by name below the folder that holds plans.py."""
+    scope = {**_scope(rendered), "header": tuple(header)}
+    return {
+        f"{FOLDER}/{module}.py": _render(f"bench/{module}.py.jinja", scope).encode()
+        for module in MODULES
+    }
+
+
+def _header(rendered: Rendered) -> tuple[str, ...]:
+    api = rendered.api
+    return (
+        f"Written by mlagen {mlagen_version()} to measure its functions.",
+        f"FlashInfer {api.version or '(version unknown)'}, era {api.era.value}, "
+        f"source {api.digest[:12]}",
+    )
+
+
+def _scope(rendered: Rendered) -> dict[str, Any]:
+    """What the templates know beside the tests' own: how the planner is called bare.
+
+    From 0.7.0 `wrapper._cached_module` is the proxy of flashinfer/jit/attention/modules.py, whose
+    `plan` is `plan_with_staged_workspace_bytes` less the bytes: it fills the scratch memory, copies
+    it to fresh pinned memory and queues the copy from there.
+    """
+    api = rendered.api
+    if api.planner_copies:
+        method = api.call.method
+        floor = (
+            "The call fills the wrapper's one pinned buffer and queues the copy from it; "
+            "plans that are queued behind each other would overwrite one another."
+        )
+        sizes = (
+            "Worked out of plan_info: entries 2 to 15 are the byte offsets of its arrays; the last "
+            "one is as long as the longest."
+        )
+    else:
+        method = "plan"
+        floor = (
+            "`wrapper._cached_module` is FlashInfer's staging proxy: the call fills the scratch "
+            "memory, copies it to fresh pinned memory, and queues the copy from there."
+        )
+        sizes = "As its staging proxy tells. It copies as much once more on the host."
+    return {
+        **context_of(api),
+        "mlagen": mlagen_version(),
+        "bare_method": method,
+        "floor_note": _docstring(floor),
+        "bytes_note": _docstring(sizes),
+    }
+
+
+def _docstring(text: str) -> str:
+    """Lines of a docstring whose first one is indented already."""
+    filled: str = environment().filters["docstring"](text)
+    return filled.strip()
+
+
+def _render(template: str, scope: Mapping[str, Any]) -> str:
+    return environment().get_template(template).render(scope).strip("\n") + "\n"

@@ -1,0 +1,402 @@
+"""Results of the benchmark: read, judged, told. The figures here are made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from click.testing import Result as Ran
+
+from mlagen.cli import cli
+from mlagen.codegen import bench, bench_run, gpu
+from mlagen.codegen.bench import Bar, bars, interval, read_results, spread
+from mlagen.codegen.bench_plot import plot
+from mlagen.codegen.bench_report import page, summary
+from mlagen.codegen.errors import GeneratedTestsFailed, UsageError
+
+PLANS = {"stock": 300.0, "host-arrays": 220.0, "upstream": 190.0, "mlagen": 170.0, "floor": 140.0}
+RATES = {"stock": 70.0, "upstream": 80.0, "mlagen": 84.0, "none": 85.0}
+
+
+def samples(medians: dict[str, float], count: int, **changed: float) -> dict[str, list[float]]:
+    """A value a round, some noise about the medians, the same for all in a round."""
+    noise = [0.02 * ((7 * turn) % 5 - 2) for turn in range(count)]
+    return {name: [m * (1 + n) for n in noise] for name, m in {**medians, **changed}.items()}
+
+
+def result(version: str = "0.7.2", **changed: float) -> dict[str, Any]:
+    """A file's content. `changed`: medians of contenders, in all cells and settings."""
+    plans = {name: value for name, value in changed.items() if name in PLANS and value > 100}
+    rates = {name: value for name, value in changed.items() if value <= 100}
+    cells = [
+        {
+            "batch": batch,
+            "length": length,
+            "rounds": 60,
+            "idle": samples(PLANS, 60, **plans),
+            "busy": samples({**PLANS, "stock": 4300.0}, 60, **plans),
+            "outlasted": {**dict.fromkeys(PLANS, 60), "stock": 0},
+            "waits": {**dict.fromkeys(PLANS, 0), "stock": 10},
+        }
+        for length in (1024, 4096, 16384)
+        for batch in (1, 64)
+    ]
+    moved = [
+        {
+            "batch": batch,
+            "length": 4096,
+            "contender": name,
+            "planner": 592464,
+            "to_gpu": 592464 if batch == 64 else None,
+            "to_host": (776 if name == "stock" else 0) if batch == 64 else None,
+            "copies": 1,
+        }
+        for batch in (1, 64)
+        for name in PLANS
+    ]
+    settings = [
+        {
+            "batch": 64,
+            "length": 4096,
+            "mode": mode,
+            "wanted_share": 0.6,
+            "share": 0.59,
+            "steps": 30,
+            "gpu_step_ms": 11.5,
+            "attention_ms": 6.8,
+            "rates": samples(RATES, 5, **rates),
+            "wrong": dict.fromkeys(RATES, 0),
+        }
+        for mode in ("ahead", "fenced")
+    ]
+    loop = {"layers": 61, "host_ms": 1.0, "draft_steps": 2, "tokens": 3, "settings": settings}
+    return {
+        "kind": "mlagen-bench",
+        "schema_version": 1,
+        "mlagen": "0.1.0",
+        "flashinfer": version,
+        "backend": "fa3",
+        "gpu": "NVIDIA Fake",
+        "torch": "9.8.7",
+        "cuda": "13.0",
+        "python": "3.12.1",
+        "date": "2026-01-31",
+        "quick": False,
+        "complete": True,
+        "seconds": 120.5,
+        "plan": {"busy_ms": 4.0, "tokens": 3, "heads": 16, "cells": cells, "bytes": moved},
+        "loop": loop,
+    }
+
+
+def read(folder: Path, *contents: dict[str, Any]) -> tuple[bench.Result, ...]:
+    return read_results(written(folder, *contents))
+
+
+def written(folder: Path, *contents: dict[str, Any]) -> list[Path]:
+    paths = [folder / f"{number}.json" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(json.dumps(content))
+    return paths
+
+
+def verdicts(found: tuple[Bar, ...]) -> list[str]:
+    return [bar.verdict for bar in found]
+
+
+# -- reading ------------------------------------------------------------------------------------
+
+
+def test_results_come_by_version(tmp_path: Path) -> None:
+    found = read(tmp_path, result("0.7.10"), result("0.6.18"), result("0.7.2"))
+    assert [one.flashinfer for one in found] == ["0.6.18", "0.7.2", "0.7.10"]
+
+
+def test_a_post_release_is_read(tmp_path: Path) -> None:
+    found = read(tmp_path, result("0.6.18.post1"), result("0.6.18"))
+    assert {one.flashinfer for one in found} == {"0.6.18", "0.6.18.post1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no result of `mlagen bench`"),
+        ("[]", "no result of `mlagen bench`"),
+        ('{"kind": "other"}', "no result of `mlagen bench`"),
+        (json.dumps({**result(), "schema_version": 2}), "schema_version"),
+        (json.dumps({**result(), "gpu": 5}), "gpu"),
+    ],
+)
+def test_what_is_no_result_is_told(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=says) as caught:
+        read_results([path])
+    assert caught.value.problems[0].path == str(path)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_results([tmp_path / "x.json"])
+
+
+def test_two_results_of_one_version(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a second result for FlashInfer"):
+        read(tmp_path, result(), result())
+
+
+# -- statistics ---------------------------------------------------------------------------------
+
+
+def test_spread() -> None:
+    found = spread([float(number) for number in range(11)])
+    assert (found.median, found.low, found.high) == (5, 1, 9)
+    assert found.text() == "5 (1-9)"
+    assert spread([2.5]).text(1) == "2.5 (2.5-2.5)"
+
+
+def test_interval_narrows_with_the_number_of_values() -> None:
+    def width(count: int) -> float:
+        low, high = interval([number / count for number in range(count)])
+        return high - low
+
+    assert interval([3.0]) == (3.0, 3.0)
+    assert interval([1.0, 2.0, 9.0]) == (1.0, 9.0)
+    assert width(400) < width(60) < 0.5
+
+
+# -- bars ---------------------------------------------------------------------------------------
+
+
+def test_all_bars_met(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, result())
+    assert verdicts(bars(found)) == ["met"] * 4
+    assert bars(found)[0].worst.startswith("+30 µs (batch 64, ")
+
+
+def test_a_plan_above_the_floor_is_missed(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, result(mlagen=185.0))
+    assert verdicts(bars(found)) == ["missed", "met", "met", "met"]
+
+
+def test_a_plan_slower_than_upstreams_is_missed(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, result(upstream=160.0))
+    assert verdicts(bars(found)) == ["met", "missed", "met", "met"]
+
+
+def test_a_difference_that_is_no_larger_than_the_noise_is_said_to_be_so(tmp_path: Path) -> None:
+    content = result()
+    for cell in content["plan"]["cells"]:
+        cell["busy"]["upstream"] = [
+            value + (1.0 if turn % 2 else -0.5) for turn, value in enumerate(cell["busy"]["mlagen"])
+        ]
+        cell["busy"]["mlagen"] = [value + 0.3 for value in cell["busy"]["mlagen"]]
+    (found,) = read(tmp_path, content)
+    assert bars(found)[1].verdict == "within noise"
+
+
+def test_a_loop_below_its_part_is_missed(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, result(none=95.0))
+    assert verdicts(bars(found)) == ["met", "met", "missed", "met"]
+    assert "0.884" in bars(found)[2].worst
+
+
+def test_a_loop_slower_than_upstreams_is_missed(tmp_path: Path) -> None:
+    content = result()
+    fenced = content["loop"]["settings"][1]
+    fenced["rates"]["upstream"] = [rate * 1.1 for rate in fenced["rates"]["mlagen"]]
+    (found,) = read(tmp_path, content)
+    assert verdicts(bars(found)) == ["met", "met", "met", "missed"]
+    assert "fenced" in bars(found)[3].worst
+
+
+def test_no_bar_without_its_figures(tmp_path: Path) -> None:
+    content = result()
+    content["plan"]["cells"] = [cell for cell in content["plan"]["cells"] if cell["batch"] == 1]
+    content["loop"] = None
+    (found,) = read(tmp_path, content)
+    assert [bar.asked for bar in bars(found)] == ["no plan is slower than SGLang's"]
+
+
+# -- told ---------------------------------------------------------------------------------------
+
+
+def test_the_table_is_markdown_with_one_width(tmp_path: Path) -> None:
+    text = summary(read(tmp_path, result("0.6.18"), result("0.7.2", mlagen=185.0)))
+    blocks = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(blocks) == 4
+    for block in blocks:
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+    assert "| 0.6.18 | 64 | 300 / 4300 | 220 / 220 | 190 / 190 | 170 / 170 | 140 / 140 |" in text
+    assert "| 0.6.18 | KiB to the GPU / back | 578.6 / 0.8 |" in text
+    assert "1.200 (1.200-1.200)" in text  # ours to stock
+    assert text.count("**missed**") == 1
+    assert text.endswith("|\n")
+
+
+def test_broken_off_quick_and_wrong_runs_are_marked(tmp_path: Path) -> None:
+    content = {**result(), "complete": False, "quick": True}
+    content["loop"]["settings"][0]["wrong"]["upstream"] = 2
+    text = summary(read(tmp_path, content))
+    assert "a quick run, **broken off**" in text
+    assert "wrong output: upstream" in text
+
+
+def test_what_has_only_sizes_says_so(tmp_path: Path) -> None:
+    text = page(read(tmp_path, result()), "plot.svg")
+    assert "≥ 578.6 / ?" in text
+
+
+def test_the_page_has_every_figure_and_the_plot(tmp_path: Path) -> None:
+    text = page(read(tmp_path, result("0.6.18"), result("0.7.2")), "benchmarks.svg")
+    assert "](benchmarks.svg)" in text
+    assert text.count("### FlashInfer ") == 2
+    assert "2026-01-31" in text
+    assert "1.27 end to end" in text
+    assert "FlashInfer 0.7.2, batch 64, 4k, share 0.59, ahead: 1.20 with mlagen's plans" in text
+    for condition in ("idle", "busy"):
+        assert text.count(f"GPU {condition}, median (p10-p90)") == 2
+
+
+def test_the_committed_page_is_what_results_make() -> None:
+    """Its method is not edited by hand; without results it is the skeleton."""
+    committed = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+    text = committed.read_text("utf-8")
+    method = page((), "").partition("## What is measured")[2]
+    assert method in text
+
+
+def test_the_plot_is_valid_and_shows_all(tmp_path: Path) -> None:
+    text = plot(read(tmp_path, result("0.6.18"), result("0.7.2"), result("0.7.4")))
+    root = ElementTree.fromstring(text)
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{space}polyline")) == 3 * len(PLANS)
+    assert len(root.findall(f"{space}rect")) == 1 + 3 * 2 * 3  # the ground; bars of settings
+    width, height = (float(word) for word in root.attrib["viewBox"].split()[2:])
+    for text_element in root.iter(f"{space}text"):
+        assert 0 <= float(text_element.attrib["x"]) <= width
+        assert 0 <= float(text_element.attrib["y"]) <= height
+
+
+@pytest.mark.parametrize("part", ["plan", "loop"])
+def test_parts_alone_are_told_too(tmp_path: Path, part: str) -> None:
+    content = {**result(), part: None}
+    found = read(tmp_path, content)
+    ElementTree.fromstring(plot(found))
+    assert summary(found)
+    assert page(found, "x.svg")
+
+
+# -- the command --------------------------------------------------------------------------------
+
+
+def run(*args: str) -> Ran:
+    return CliRunner().invoke(cli, ["bench", *args])
+
+
+def test_from_results(tmp_path: Path) -> None:
+    path = written(tmp_path, result())[0]
+    docs = tmp_path / "docs" / "benchmarks.md"
+    ran = run("--from", str(path), "--docs", str(docs))
+    assert ran.exit_code == 0, ran.output
+    assert ran.stdout.startswith("- FlashInfer 0.7.2")
+    assert ran.stdout.endswith("|\n")
+    assert f"wrote {docs}" in ran.stderr
+    assert "](benchmarks.svg)" in docs.read_text("utf-8")
+    ElementTree.parse(docs.with_suffix(".svg"))
+
+
+def test_the_gate(tmp_path: Path) -> None:
+    path = str(written(tmp_path, result(mlagen=185.0))[0])
+    assert run("--from", path).exit_code == 0
+    ran = run("--from", path, "--gate")
+    assert ran.exit_code == 1
+    assert "bar-missed: asked: a plan at batch 64" in ran.stderr
+
+
+def test_json(tmp_path: Path) -> None:
+    path = str(written(tmp_path, result(mlagen=185.0))[0])
+    ran = run("--from", path, "--json", "--gate")
+    found = json.loads(ran.stdout)
+    assert (found["command"], found["exit_code"], ran.exit_code) == ("bench", 1, 1)
+    (one,) = found["results"]
+    assert [bar["verdict"] for bar in one["bars"]] == ["missed", "met", "met", "met"]
+    assert len(one["plans"]) == 6 * 2 * len(PLANS)
+    assert one["loop"][0]["steps_per_second"]["none"]["count"] == 5
+
+
+def test_from_and_what_needs_a_run_do_not_go_together(tmp_path: Path) -> None:
+    path = str(written(tmp_path, result())[0])
+    for option in ("--out", "--keep"):
+        ran = run("--from", path, option, str(tmp_path / "x"))
+        assert ran.exit_code == 2
+        assert "--from measures nothing" in ran.output
+
+
+def test_without_a_gpu_nothing_is_pretended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "cuda_trouble", lambda: "the driver shows none")
+    ran = run("--out", str(tmp_path / "x.json"))
+    assert ran.exit_code == 2
+    assert "cannot-measure: nothing can be measured: no CUDA GPU here" in ran.output
+    assert not (tmp_path / "x.json").exists()
+
+
+# -- running ------------------------------------------------------------------------------------
+
+HOST = gpu.GpuHost("python", "NVIDIA Fake", "9.8.7", "0.7.2", Path("flashinfer"))
+FILES = {"mlagen_generated/bench/run.py": b"print('here')\n"}
+
+
+def ends(
+    patch: pytest.MonkeyPatch, status: int | None, content: dict[str, Any] | None
+) -> list[Any]:
+    """Let the script end so, with this for its answer; gives the arguments it is started with."""
+    started: list[Any] = []
+
+    def run_script(host: object, script: Path, args: list[str], **_: object) -> gpu.Ended:
+        assert script.is_file()
+        started.append(args)
+        if content is not None:
+            Path(args[1]).write_text(json.dumps(content))
+        return gpu.Ended(status, 60, "the last line")
+
+    patch.setattr(gpu, "run_script", run_script)
+    return started
+
+
+def test_a_run_gives_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = ends(monkeypatch, 0, result())
+    found, data = bench_run.measure(FILES, HOST, kept=None, quick=True)
+    assert found.flashinfer == "0.7.2"
+    assert json.loads(data) == result()
+    assert started[0][2:] == ["--quick"]
+    assert not Path(started[0][1]).parent.exists()
+
+
+def test_a_wrong_output_is_no_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends(monkeypatch, 3, None)
+    with pytest.raises(GeneratedTestsFailed, match="wrong-output: the last line"):
+        bench_run.measure(FILES, HOST, kept=None, quick=False)
+
+
+@pytest.mark.parametrize(("status", "content"), [(2, None), (1, result()), (0, None), (None, None)])
+def test_a_run_that_does_not_come_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, content: dict[str, Any] | None
+) -> None:
+    ends(monkeypatch, status, content)
+    with pytest.raises(UsageError, match="cannot-measure: the benchmark"):
+        bench_run.measure(FILES, HOST, kept=None, quick=False)
+
+
+def test_scripts_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
+    bench_run.keep(FILES, tmp_path / "kept")
+    bench_run.keep(FILES, tmp_path / "kept")
+    (tmp_path / "kept" / "mine.txt").touch()
+    with pytest.raises(UsageError, match="not empty"):
+        bench_run.keep(FILES, tmp_path / "kept")
