@@ -263,8 +263,9 @@ class Gpu:
                 for name, value in self._torch_cuda().items():
                     stack.enter_context(mock.patch.object(torch.cuda, name, value))
                 # Not there where PyTorch is built for the CPU.
-                raw = mock.patch.object(torch._C, RAW_STREAM, lambda device: 0, create=True)
-                stack.enter_context(raw)
+                stack.enter_context(
+                    mock.patch.object(torch._C, RAW_STREAM, create=True, return_value=0)
+                )
                 stack.enter_context(_FakeCuda(self))
                 yield
         finally:
