@@ -55,7 +55,7 @@ FAULTS = [
         PLANS,
         "        causal,\n",
         "        not causal,\n",
-        "decode and the_plan_is_the_one",
+        "verify and the_plan_is_the_one",
         id="the other mask",
     ),
     pytest.param(
