@@ -1,0 +1,45 @@
+"""Dealing pieces to clusters in parallel: a model of what a planner on the GPU can do.
+
+FlashInfer deals in request order, each piece to the least loaded cluster: a long request that comes
+late has nothing to be balanced with. Longest first is the classic cure, but a sequential one: each
+step needs the load that the last one left. In *rounds* it is not: all clusters whose load is less
+than the least load and the longest piece left get one piece each, the least loaded the longest.
+Sequential greedy would have come by each of them before it came by any of them twice, but for the
+little by which pieces grow shorter within a round.
+
+Lengths are compared in steps, so that the tiles of one request, which read the same KV and differ
+by a token, stay together; pieces that compare equal keep the order of the requests.
+"""
+
+from __future__ import annotations
+
+from tests.schedule.reference import Piece, Work, ceil_div
+
+STEP = 64  # KV tokens: a tile of the kernels
+
+
+def longest_first(work: Work) -> list[Piece]:
+    """The pieces by length in steps, equal ones in FlashInfer's order."""
+    return sorted(work.pieces, key=lambda piece: -ceil_div(piece.kv_end - piece.kv_start, STEP))
+
+
+def deal_in_rounds(work: Work) -> list[list[Piece]]:
+    """Give out the pieces, longest first, in rounds of at most one a cluster."""
+    order = longest_first(work)
+    load = [0] * work.clusters
+    dealt: list[list[Piece]] = [[] for _ in load]
+    given = 0
+    while given < len(order):
+        ahead = min(load) + work.cost(order[given])
+        takers = sorted(cluster for cluster in range(work.clusters) if load[cluster] < ahead)
+        takers.sort(key=lambda cluster: load[cluster])
+        for cluster, piece in zip(takers, order[given:], strict=False):
+            dealt[cluster].append(piece)
+            load[cluster] += work.cost(piece)
+        given += len(takers)
+    return dealt
+
+
+def rounds_of(work: Work) -> int:
+    """How many rounds `deal_in_rounds` takes; what its time on a GPU grows with."""
+    return max((len(pieces) for pieces in deal_in_rounds(work)), default=0)
