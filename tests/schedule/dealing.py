@@ -19,8 +19,14 @@ STEP = 64  # KV tokens: a tile of the kernels
 
 
 def longest_first(work: Work) -> list[Piece]:
-    """The pieces by length in steps, equal ones in FlashInfer's order."""
-    return sorted(work.pieces, key=lambda piece: -ceil_div(piece.kv_end - piece.kv_start, STEP))
+    """The full pieces of cut tiles, which no piece is longer than; behind them the tiles' last
+    pieces, by length in steps. Equal ones are in FlashInfer's order."""
+    tiles = [(piece.request, piece.tile) for piece in work.pieces]
+    full = [tile == following for tile, following in zip(tiles, [*tiles[1:], None], strict=True)]
+    pieces = list(zip(full, work.pieces, strict=True))
+    last = [piece for is_full, piece in pieces if not is_full]
+    last.sort(key=lambda piece: -ceil_div(piece.kv_end - piece.kv_start, STEP))
+    return [*(piece for is_full, piece in pieces if is_full), *last]
 
 
 def deal_in_rounds(work: Work) -> list[list[Piece]]:

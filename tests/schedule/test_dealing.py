@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 
-from tests.schedule.dealing import deal_in_rounds, longest_first
+from tests.schedule.dealing import STEP, deal_in_rounds, longest_first
 from tests.schedule.reference import Work, ceil_div, deal, loads, work_of
 from tests.schedule.test_reference import fields, works
 
@@ -62,9 +62,14 @@ def test_equal_pieces_keep_the_order_of_requests(
 ) -> None:
     work, *_ = made
     place = {piece: number for number, piece in enumerate(work.pieces)}
+    tiles = len({(piece.request, piece.tile) for piece in work.pieces})
     order = longest_first(work)
-    for earlier, later in itertools.pairwise(order):
-        steps = [ceil_div(piece.kv_end - piece.kv_start, 64) for piece in (earlier, later)]
+    full, last = order[:-tiles], order[-tiles:]
+    assert len(full) <= work.clusters  # so that the first round gives them all out
+    assert {piece.kv_end - piece.kv_start for piece in full} <= {work.limit}
+    assert [place[piece] for piece in full] == sorted(place[piece] for piece in full)
+    for earlier, later in itertools.pairwise(last):
+        steps = [ceil_div(piece.kv_end - piece.kv_start, STEP) for piece in (earlier, later)]
         assert steps[0] > steps[1] or (steps[0] == steps[1] and place[earlier] < place[later])
 
 
