@@ -6,16 +6,17 @@ should not wait for libcst.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
 from mlagen.codegen.errors import MlagenError
-from mlagen.codegen.report import Printer, Report
+from mlagen.codegen.report import FORMATS, Format, Printer, Report
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _R = TypeVar("_R", bound=Report)
@@ -45,6 +46,15 @@ def _flashinfer_option(command: _F) -> _F:
     )(command)
 
 
+def _unknown_option(command: _F) -> _F:
+    return click.option(
+        "--allow-unknown",
+        is_flag=True,
+        help="Of a FlashInfer of no era that mlagen knows, take over what its source tells; what "
+        "is made from it says so.",
+    )(command)
+
+
 def _only_option(command: _F) -> _F:
     return click.option(
         "--only", multiple=True, metavar="VARIANT", help="Just this variant; may be repeated."
@@ -64,6 +74,26 @@ def _json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="The report as JSON.")(command)
 
 
+def _format_option(command: _F) -> _F:
+    """`form`, by --format or its short form --json."""
+
+    @wraps(command)
+    def run(*given: Any, as_json: bool, form: Format, **named: Any) -> Any:
+        if as_json and form == "github":
+            raise click.UsageError("--json is --format json: give one of them")
+        return command(*given, form="json" if as_json else form, **named)
+
+    choose = click.option(
+        "--format",
+        "form",
+        type=click.Choice(FORMATS),
+        default="text",
+        show_default=True,
+        help="github: annotations, as workflow commands of GitHub Actions.",
+    )
+    return cast(_F, choose(_json_option(run)))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(package_name="mlagen", prog_name="mlagen")
 def cli() -> None:
@@ -75,14 +105,21 @@ def cli() -> None:
 @click.option("--out", type=click.Path(path_type=Path), help="Instead of generated/ beside it.")
 @click.option("--check", is_flag=True, help="Only tell whether generated/ is current.")
 @_flashinfer_option
-@_json_option
+@_unknown_option
+@_format_option
 def render(
-    spec_file: Path, out: Path | None, check: bool, flashinfer: str | None, as_json: bool
+    spec_file: Path,
+    out: Path | None,
+    check: bool,
+    flashinfer: str | None,
+    allow_unknown: bool,
+    form: Format,
 ) -> None:
     """Render plan functions and hooks into generated/."""
     from mlagen.codegen import commands
 
-    _run("render", as_json, partial(commands.render, spec_file, out, check, flashinfer))
+    inputs = (flashinfer, allow_unknown)
+    _run("render", form, partial(commands.render, spec_file, out, check, *inputs))
 
 
 @cli.command()
@@ -98,9 +135,10 @@ def render(
 )
 @_spec_option
 @_flashinfer_option
+@_unknown_option
 @_only_option
 @_python_option
-@_json_option
+@_format_option
 def patch(
     path: str,
     diff: bool,
@@ -109,9 +147,10 @@ def patch(
     test: bool | None,
     spec_path: Path | None,
     flashinfer: str | None,
+    allow_unknown: bool,
     only: tuple[str, ...],
     python: str | None,
-    as_json: bool,
+    form: Format,
 ) -> None:
     """Splice the plans into SGLang's MLA back end.
 
@@ -120,19 +159,99 @@ def patch(
     from mlagen.codegen import commands
 
     inputs = (spec_path, flashinfer, only)
-    work = partial(commands.patch, path, diff, check, out, *inputs, test, python)
-    _run("patch", as_json, work)
+    _shows_no_diff(form, diff)
+    work = partial(commands.patch, path, diff, check, out, *inputs, test, python, allow_unknown)
+    _run("patch", form, work)
+
+
+@cli.command()
+@click.argument("path")
+@click.option("--diff", is_flag=True, help="Print the change for `git apply`; write nothing.")
+@click.option("--sglang", metavar="SGLANG", help="The SGLang then: a version to fetch, or a place.")
+@click.option(
+    "--from",
+    "start",
+    metavar="FLASHINFER",
+    help="The FlashInfer now; without it the one that the patched file names, a fetched release "
+    "pins, or that is installed beside the file.",
+)
+@_spec_option
+@_flashinfer_option
+@_unknown_option
+@_only_option
+@_format_option
+def upgrade(
+    path: str,
+    diff: bool,
+    sglang: str | None,
+    start: str | None,
+    spec_path: Path | None,
+    flashinfer: str | None,
+    allow_unknown: bool,
+    only: tuple[str, ...],
+    form: Format,
+) -> None:
+    """Tell what another FlashInfer (--flashinfer) or SGLang (--sglang) would change; write nothing.
+
+    An SGLang that is fetched brings the FlashInfer that it pins, where none is given.
+    """
+    from mlagen.codegen import upgrade as upgrading
+
+    _shows_no_diff(form, diff)
+    wish = upgrading.Wish(path, flashinfer, sglang, start, spec_path, only, diff, allow_unknown)
+    _run("upgrade", form, partial(upgrading.upgrade, wish))
+
+
+@cli.command()
+@click.argument("path")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The package's folder.")
+@click.option("--check", is_flag=True, help="Only tell whether --out is current.")
+@click.option(
+    "--test/--no-test",
+    default=None,
+    help="Insist that the generated GPU tests pass before anything is written, or do not run "
+    "them. Without either they run where a GPU is.",
+)
+@_spec_option
+@_flashinfer_option
+@_unknown_option
+@_only_option
+@_python_option
+@_format_option
+def plugin(
+    path: str,
+    out: Path,
+    check: bool,
+    test: bool | None,
+    spec_path: Path | None,
+    flashinfer: str | None,
+    allow_unknown: bool,
+    only: tuple[str, ...],
+    python: str | None,
+    form: Format,
+) -> None:
+    """Write a package that makes the changes when SGLang loads the file; PATH is only read.
+
+    For SGLang 0.5.11 and later, which loads plugins. Where the file or FlashInfer are not those
+    that it was made for, the package keeps the server from starting.
+    """
+    from mlagen.codegen import plugin_run
+
+    inputs = (spec_path, flashinfer, only)
+    work = partial(plugin_run.plugin, path, out, check, *inputs, test, python, allow_unknown)
+    _run("plugin", form, work)
 
 
 @cli.command()
 @click.argument("path")
 @click.option("--diff", is_flag=True, help="Print a diff for `git apply`; write nothing.")
-@_json_option
-def unpatch(path: str, diff: bool, as_json: bool) -> None:
+@_format_option
+def unpatch(path: str, diff: bool, form: Format) -> None:
     """Take everything out again, byte for byte."""
     from mlagen.codegen import commands
 
-    _run("unpatch", as_json, partial(commands.unpatch, path, diff))
+    _shows_no_diff(form, diff)
+    _run("unpatch", form, partial(commands.unpatch, path, diff))
 
 
 @cli.command()
@@ -140,32 +259,30 @@ def unpatch(path: str, diff: bool, as_json: bool) -> None:
 @_spec_option
 @_flashinfer_option
 @_only_option
-@_json_option
+@_format_option
 def check(
     path: str,
     spec_path: Path | None,
     flashinfer: str | None,
     only: tuple[str, ...],
-    as_json: bool,
+    form: Format,
 ) -> None:
     """Is every fast plan in the file, mlagen's or hand-written, right for this FlashInfer?"""
     from mlagen.codegen import commands
 
-    _run("check", as_json, partial(commands.check, path, spec_path, flashinfer, only))
+    _run("check", form, partial(commands.check, path, spec_path, flashinfer, only))
 
 
 @cli.command()
 @click.argument("path", required=False)
 @_spec_option
 @_flashinfer_option
-@_json_option
-def inspect(
-    path: str | None, spec_path: Path | None, flashinfer: str | None, as_json: bool
-) -> None:
+@_format_option
+def inspect(path: str | None, spec_path: Path | None, flashinfer: str | None, form: Format) -> None:
     """Show what is found: FlashInfer's private call, SGLang's shape, sites, waits."""
     from mlagen.codegen import commands
 
-    _run("inspect", as_json, partial(commands.inspect, path, spec_path, flashinfer))
+    _run("inspect", form, partial(commands.inspect, path, spec_path, flashinfer))
 
 
 @cli.command("test")
@@ -176,7 +293,7 @@ def inspect(
 @_flashinfer_option
 @_only_option
 @_python_option
-@_json_option
+@_format_option
 def run_tests(
     path: str | None,
     keyword: str | None,
@@ -185,7 +302,7 @@ def run_tests(
     flashinfer: str | None,
     only: tuple[str, ...],
     python: str | None,
-    as_json: bool,
+    form: Format,
 ) -> None:
     """Prove the functions on a GPU: those in PATH, or as they are rendered for FlashInfer.
 
@@ -194,7 +311,7 @@ def run_tests(
     from mlagen.codegen import commands
 
     work = partial(commands.test, path, spec_path, flashinfer, only, python, keyword, keep)
-    _run("test", as_json, work)
+    _run("test", form, work)
 
 
 @cli.command()
@@ -236,41 +353,84 @@ def bench(
 
     files = (out, given, svg, docs, keep)
     work = partial(commands.bench, flashinfer, python, quick, *files, gate)
-    _run("bench", as_json, work, bench_report.show)
+    _run("bench", "json" if as_json else "text", work, bench_report.show)
 
 
 @cli.command()
-def schema() -> None:
+@click.option("--sglang", multiple=True, metavar="V", help="Just this SGLang; may be repeated.")
+@click.option(
+    "--flashinfer", multiple=True, metavar="V", help="Just this FlashInfer; may be repeated."
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Processes; without it one a core.")
+@click.option("--markdown", metavar="FILE", help="Write the page, and its facts as JSON beside it.")
+@click.option("--check", metavar="FILE", help="Only tell whether the page and its facts are so.")
+@click.option("--refresh", is_flag=True, help="Ask the registry, and fetch what is missing.")
+@_spec_option
+@_json_option
+def matrix(
+    sglang: tuple[str, ...],
+    flashinfer: tuple[str, ...],
+    jobs: int | None,
+    markdown: str | None,
+    check: str | None,
+    refresh: bool,
+    spec_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Which SGLang fits which FlashInfer, each variant: tried, and told as a table.
+
+    Every SGLang with the FlashInfer that it pins, and the newest with every FlashInfer. Fetches
+    nothing without --refresh: what the cache has is tried, the rest is as docs/compatibility.json
+    has it.
+    """
+    from mlagen.codegen.matrix import command
+    from mlagen.codegen.matrix.gather import Wish
+
+    wish = Wish(sglang, flashinfer, jobs or os.cpu_count() or 1, refresh)
+    work = partial(command.matrix, wish, spec_path, markdown, check)
+    _run("matrix", "json" if as_json else "text", work, command.show)
+
+
+@cli.command()
+@click.option("--report", is_flag=True, help="That of what --json prints, instead.")
+def schema(report: bool) -> None:
     """Print the JSON Schema of variants.yaml."""
-    from mlagen.codegen.spec import schema_text
+    from mlagen.codegen import report_schema, spec
 
-    Printer().answer(schema_text())
+    Printer().answer(report_schema.schema_text() if report else spec.schema_text())
 
 
-def _print(printer: Printer, report: Report, as_json: bool) -> None:
-    printer.report(report, as_json=as_json)
+def _shows_no_diff(form: Format, diff: bool) -> None:
+    """A diff in a workflow's log could be taken for workflow commands."""
+    if diff and form == "github":
+        raise click.UsageError("--format github shows no diff: leave --diff out")
 
 
 def _run(
     command: str,
-    as_json: bool,
+    form: Format,
     work: Callable[[], _R],
-    show: Callable[[Printer, _R, bool], None] = _print,
+    show: Callable[[Printer, _R, bool], None] | None = None,
 ) -> None:
-    """Do a command's work and show its report; errors are reports too."""
+    """Do a command's work and show its report; errors are reports too.
+
+    `show`: for a report that has text and JSON of its own (True: as JSON).
+    """
     printer = Printer()
     try:
         report = work()
     except MlagenError as error:
-        if as_json:
-            failed = Report(command, error.exit_code, problems=error.problems)
-            printer.report(failed, as_json=True)
-        else:
+        if form == "text":
             printer.progress("\n".join(str(problem) for problem in error.problems))
+        else:
+            printer.report(Report(command, error.exit_code, problems=error.problems), form)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)  # click would exit 1, which here means "would change"
-    show(printer, report, as_json)
+    if show is None:
+        printer.report(report, form)
+    else:
+        show(printer, report, form == "json")
     sys.exit(report.exit_code)
 
 

@@ -40,7 +40,7 @@ def check_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Checked:
     no longer has a place for an edit.
     """
     regions = find_regions(found.data, path=found.label)
-    findings = judge(found.data, found.label, api)
+    findings = judge(spec.names.as_released(found.data), found.label, api)
     problems = [problem for problem in findings if not is_note(problem)]
     remarks = [problem for problem in findings if is_note(problem)]
     sites: tuple[SiteState, ...] = ()

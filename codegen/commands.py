@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .errors import GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.api import PlanApi
 from .flashinfer.find import FlashInferSource, find_flashinfer
-from .flashinfer.read import explain, read_plan_api
+from .flashinfer.read import derived_facts, explain, read_plan_api
 from .provenance import as_text, read_header, remove_regions
 from .publish import publish, write_tree
 from .report import RanTest, Report, unified_diff
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 Facts = tuple[tuple[str, str], ...]
 
 
-def render(spec_file: Path, out: Path | None, check: bool, flashinfer: str | None) -> Report:
+def render(
+    spec_file: Path,
+    out: Path | None,
+    check: bool,
+    flashinfer: str | None,
+    allow_unknown: bool = False,
+) -> Report:
     """Write generated/, or tell whether it is current."""
     from . import generated
 
@@ -39,8 +45,14 @@ def render(spec_file: Path, out: Path | None, check: bool, flashinfer: str | Non
         source = find_flashinfer(flashinfer or generated.requirement_of(folder))
     else:
         source = find_flashinfer(flashinfer, otherwise=_named_by_manifest(folder, flashinfer))
-    made = generated.generate(spec, read_plan_api(source))
-    facts = (("variants.yaml", str(spec_file)), ("FlashInfer", source.label), ("into", str(folder)))
+    api = read_plan_api(source, allow_unknown=allow_unknown)
+    made = generated.generate(spec, api)
+    facts = (
+        ("variants.yaml", str(spec_file)),
+        ("FlashInfer", source.label),
+        *derived_facts(api),
+        ("into", str(folder)),
+    )
     if not check:
         changed = write_tree(folder, made.files)
         note = f"wrote {', '.join(changed)}" if changed else "nothing to do: all files are current"
@@ -70,6 +82,7 @@ def patch(
     only: tuple[str, ...],
     test: bool | None = None,
     python: str | None = None,
+    allow_unknown: bool = False,
 ) -> Report:
     """Splice the plans into a file; or show, or tell, or write elsewhere.
 
@@ -90,7 +103,7 @@ def patch(
         raise _not_written_to(
             path, "add --diff to see the change, or --out DIR to have the patched file"
         )
-    inputs = _inputs(found, spec_path, flashinfer, only)
+    inputs = _inputs(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         reasons = "; ".join(f"{name}: {why}" for name, why in made.target.absent.items())
@@ -162,7 +175,8 @@ def check(
     found = find_target(path)
     inputs = _inputs(found, spec_path, flashinfer, only, as_patched=True)
     result = check_file(found, inputs.spec, inputs.api)
-    verdict = (f"right for FlashInfer {inputs.api.version or '(version unknown)'}",)
+    how = ", as derived from its source" if inputs.api.derived else ""
+    verdict = (f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}",)
     return Report(
         "check",
         result.exit_code,
@@ -175,20 +189,38 @@ def check(
 
 def inspect(path: str | None, spec_path: Path | None, flashinfer: str | None) -> Report:
     """Show what is found: of FlashInfer alone, or of a file as well."""
+    from .flashinfer.waits import find_waits
+    from .waits import plan_facts, plan_waits
+
     if path is None:
-        api = read_plan_api(find_flashinfer(flashinfer))
-        return Report("inspect", 0, facts=explain(api))
+        source = find_flashinfer(flashinfer)
+        facts = explain(read_plan_api(source))
+        stock = find_waits(source)
+        return Report("inspect", 0, facts=(*facts, *plan_facts(stock)), waits=plan_waits(stock))
     from .inspection import inspect_file
+    from .plugin_run import installed_plugin
 
     found = find_target(path)
     inputs = _inputs(found, spec_path, flashinfer, (), as_patched=True)
-    result = inspect_file(found, inputs.spec, inputs.api)
+    stock = find_waits(inputs.source)
+    result = inspect_file(found, inputs.spec, inputs.api, stock)
     return Report(
         "inspect",
         0,
+        waits=(*plan_waits(stock), *result.waits),
         problems=result.problems,
         sites=result.sites,
-        facts=(*inputs.facts, *explain(inputs.api), *result.facts),
+        facts=tuple(
+            dict.fromkeys(
+                (
+                    *inputs.facts,
+                    *explain(inputs.api),
+                    *plan_facts(stock),
+                    *result.facts,
+                    *installed_plugin(found, inputs.api),
+                )
+            )
+        ),
     )
 
 
@@ -421,13 +453,15 @@ def _must_measure(host: GpuHost | NoGpu, kept: Path | None = None) -> GpuHost:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The spec with the chosen variants, FlashInfer's PlanApi, and what was taken, to tell.
+    """The spec with the chosen variants, FlashInfer's PlanApi and source, and what was taken, to
+    tell.
     `places`: what lies in the environment that the file runs in, if any of it does."""
 
     spec: Spec
     api: PlanApi
     facts: Facts
     places: tuple[Path | None, ...]
+    source: FlashInferSource
 
 
 def _inputs(
@@ -438,29 +472,34 @@ def _inputs(
     *,
     as_patched: bool = False,
     given: str = "given",
+    allow_unknown: bool = False,
 ) -> _Inputs:
     """What a command on a file works with.
 
     `as_patched`: where none is chosen, a file that was patched with --only is looked at for
-    just those variants. `given`: how to tell that FlashInfer was.
+    just those variants, and where it was patched with --allow-unknown, FlashInfer is read so again.
+    `given`: how to tell that FlashInfer was.
     """
     from .patch import select
 
     place = spec_path or find_spec(Path.cwd())
     spec = _load_spec(place)
-    header = read_header(found.data, path=found.label) if as_patched and not only else None
-    if header is not None:
+    header = read_header(found.data, path=found.label) if as_patched else None
+    allow_unknown = allow_unknown or (header is not None and header.derived)
+    if header is not None and not only:
         only = tuple(v.name for v in spec.variants if v.name in header.variants)
     spec = select(spec, only)
     source, why = _flashinfer_for(found, flashinfer, place.parent / "generated")
-    facts = (
+    facts: Facts = (
         ("file", found.label),
         ("variants.yaml", str(place)),
         ("FlashInfer", f"{source.label} ({given if flashinfer is not None else why})"),
     )
     file = found.file
     places = (file.path, file.resolved) if file is not None else ()
-    return _Inputs(spec, read_plan_api(source), facts, (*places, _package_of(source)))
+    api = read_plan_api(source, allow_unknown=allow_unknown)
+    facts = (*facts, *derived_facts(api))
+    return _Inputs(spec, api, facts, (*places, _package_of(source)), source)
 
 
 def _package_of(source: FlashInferSource | None) -> Path | None:

@@ -149,6 +149,14 @@ def fetch(
         ) from error
 
 
+def cached(requirement: str, *, cache: Path | None = None) -> Path | None:
+    """The wheel of a release if it is in the cache; nothing is fetched."""
+    pinned = parse_requirement(requirement)
+    return _cached(
+        (cache or cache_dir()) / "wheels" / canonicalize_name(pinned.name) / pinned.version
+    )
+
+
 def _cached(folder: Path) -> Path | None:
     """A whole wheel in `folder`. `is_zipfile` looks for the directory at the end of the file."""
     return next((path for path in sorted(folder.glob("*.whl")) if zipfile.is_zipfile(path)), None)

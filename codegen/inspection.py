@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from . import waits as told
 from .errors import DriftError, EditedError, Problem
 from .flashinfer.api import PlanApi
-from .judge import HostSync, host_syncs
+from .flashinfer.waits import StockWaits
+from .judge import HostSync, host_syncs, waits_of_steps
 from .patch import Patch, prepare, site_states
 from .provenance import read_header
-from .report import SiteState
+from .report import SiteState, Wait
 from .sglang.find import FoundTarget
 from .spec import Spec
 
@@ -21,10 +24,17 @@ class Inspected:
     facts: tuple[tuple[str, str], ...]
     sites: tuple[SiteState, ...]
     problems: tuple[Problem, ...]
+    waits: tuple[Wait, ...] = ()
 
 
-def inspect_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Inspected:
-    """Look at the file of `found`; raises only where it cannot be read as Python at all."""
+def inspect_file(
+    found: FoundTarget, spec: Spec, api: PlanApi, stock: StockWaits | None = None
+) -> Inspected:
+    """Look at the file of `found`; raises only where it cannot be read as Python at all.
+
+    Args:
+        stock: the waits of the plan of that FlashInfer; without, such a plan counts as one.
+    """
     facts: list[tuple[str, str]] = []
     problems: tuple[Problem, ...] = ()
     patch: Patch | None = None
@@ -43,10 +53,27 @@ def inspect_file(found: FoundTarget, spec: Spec, api: PlanApi) -> Inspected:
             ("context parallelism", "known to the file" if features.dcp else "not in this file"),
             ("page size", features.page_size),
         ]
-    for sync in host_syncs(found.data, found.label):
-        text = f"line {sync.line}, {sync.where}: {sync.expression}"
-        facts.append(("wait", f"{text} ({_when(sync)})"))
-    return Inspected(tuple(facts), site_states(found, patch, spec), problems)
+    as_released = spec.names.as_released  # what a fork calls otherwise, by the names looked for
+    data = as_released(found.data)
+    steps = waits_of_steps(data, found.label, stock)
+    after = None
+    if patch is not None:
+        after = waits_of_steps(as_released(patch.patched), found.label, stock)
+    absent = patch.target.absent if patch is not None else {}
+    waits = told.step_reports(found.label, steps, after, spec, absent)
+    facts += told.step_facts(steps, waits)
+    facts += _elsewhere(host_syncs(data, found.label), waits)
+    return Inspected(tuple(facts), site_states(found, patch, spec), problems, waits)
+
+
+def _elsewhere(syncs: Sequence[HostSync], waits: Sequence[Wait]) -> list[tuple[str, str]]:
+    """The waits that stand in the file, and on the way of no step."""
+    lines = {wait.line for wait in waits}
+    return [
+        ("wait", f"line {sync.line}, {sync.where}: {sync.expression} ({_when(sync)})")
+        for sync in syncs
+        if sync.line not in lines
+    ]
 
 
 def _when(sync: HostSync) -> str:

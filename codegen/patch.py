@@ -76,7 +76,8 @@ def prepare(found: FoundTarget, spec: Spec, api: PlanApi) -> Patch:
     if edited_regions(found.data, found.label):
         raise EditedError(*_edited_problems(found, spec, rendered, header))
     original = provenance.remove_regions(found.data, path=found.label)
-    target = locate(Source.parse(original, found.label), spec)
+    update = api.update is not None
+    target = locate(Source.parse(original, found.label), spec, public_update=update)
     return Patch(found, original, splice(target, rendered, header), target, rendered)
 
 
@@ -85,7 +86,7 @@ def header_for(spec: Spec, api: PlanApi) -> provenance.Header:
     return provenance.Header(
         mlagen=mlagen_version(),
         flashinfer=api.version,
-        era=api.era.value,
+        era=api.era_text,
         source_digest=api.digest,
         spec_digest=spec.digest,
         variants=tuple(variant.name for variant in spec.variants),
@@ -213,7 +214,8 @@ def _edited_problems(
     original = force_original(found.data, found.label)
     if original is not None:
         try:
-            target = locate(Source.parse(original, found.label), spec)
+            update = rendered.api.update is not None
+            target = locate(Source.parse(original, found.label), spec, public_update=update)
             patched = splice(target, rendered, header)
             expected = {
                 region.site: "".join(line + "\n" for line in region.emitted)

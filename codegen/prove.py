@@ -99,7 +99,7 @@ def _header(rendered: Rendered, source: str) -> tuple[str, ...]:
     api = rendered.api
     return (
         f"Written by mlagen {mlagen_version()} to test its functions, {source}.",
-        f"FlashInfer {api.version or '(version unknown)'}, era {api.era.value}, "
+        f"FlashInfer {api.version or '(version unknown)'}, era {api.era_text}, "
         f"source {api.digest[:12]}",
     )
 

@@ -27,6 +27,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from .errors import DriftError, EditedError, Problem
+from .flashinfer.api import UNKNOWN_ERA
 
 #: The version of the marks, the header and the manifest that this mlagen writes and reads.
 FORMAT: Final = 1
@@ -114,6 +115,11 @@ class Header:
     spec_digest: str
     variants: tuple[str, ...]
     format: int = FORMAT
+
+    @property
+    def derived(self) -> bool:
+        """Whether FlashInfer's era was not known, and --allow-unknown was given."""
+        return self.era.startswith(UNKNOWN_ERA)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from .errors import DriftError, Problem
 from .flashinfer.api import PlanApi
+from .fork import RELEASED, Names
 from .resolve import by_slot, check, names_of
 from .spec import Spec, Variant
 
@@ -155,6 +156,8 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     if api.planner_copies or api.raw_module:
         fragments.append(_fragment("staging", "plans", "plan/staging.py.jinja", context))
     fragments.append(_fragment("planner", "plans", "plan/planner.py.jinja", context))
+    if api.update is not None:
+        fragments.append(_fragment("update", "plans", "plan/update.py.jinja", context))
     fragments.append(_fragment("guards", "plans", "plan/guards.py.jinja", context))
     for variant in spec.variants:
         fragments += _plan_fragments(variant, context)
@@ -207,10 +210,21 @@ def import_lines(names: Iterable[str]) -> tuple[str, ...]:
     )
 
 
-def render_site(template: str, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The lines that one edit site inserts, without its indentation."""
-    text = environment().get_template(f"sites/{template}.py.jinja").render(values)
-    return tuple(text.strip("\n").split("\n"))
+def render_site(
+    template: str, values: Mapping[str, Any], names: Names = RELEASED
+) -> tuple[str, ...]:
+    """The lines that one edit site inserts, without its indentation.
+
+    `names`: what a fork calls the attributes that the template names; `values` have them already.
+    """
+    name = f"sites/{template}.py.jinja"
+    made = environment().get_template(name)
+    if names.overrides:
+        loader = environment().loader
+        assert loader is not None
+        source, _, _ = loader.get_source(environment(), name)
+        made = environment().from_string(names.in_text(source))
+    return tuple(made.render(values).strip("\n").split("\n"))
 
 
 @cache
@@ -239,7 +253,7 @@ def context_of(api: PlanApi) -> dict[str, Any]:
         "version": api.version or "(version unknown)",
         "holder": "wrapper" if wrapper_holds else "backend",
         "holder_expression": "wrapper" if wrapper_holds else "wrapper._planned_backend",
-        "known_state": _STATE,
+        "known_state": {**_STATE, **_derived_state(api)},
         "mirrors": MIRRORS,
     }
 
@@ -254,13 +268,22 @@ def _check_state(api: PlanApi) -> None:
             f"plan() sets {attribute.name} = {attribute.value} and run() reads it; expected only "
             + ", ".join(sorted(_STATE)),
             "a plan that leaves it stale computes with the last plan's value: teach "
-            "codegen/render.py how to set it",
+            "codegen/render.py how to set it, or try --allow-unknown",
         )
         for attribute in api.run_state
-        if attribute.name not in _STATE
+        if attribute.name not in _STATE and attribute.emitted is None
     ]
     if problems:
         raise DriftError(*problems)
+
+
+def _derived_state(api: PlanApi) -> dict[str, _StateRule]:
+    """The rules of state that no era has, as --allow-unknown took them from the source."""
+    return {
+        attribute.name: _StateRule(attribute.emitted)
+        for attribute in api.run_state
+        if attribute.emitted is not None
+    }
 
 
 def _fragment(

@@ -48,7 +48,7 @@ def _header(rendered: Rendered) -> tuple[str, ...]:
     api = rendered.api
     return (
         f"Written by mlagen {mlagen_version()} to measure its functions.",
-        f"FlashInfer {api.version or '(version unknown)'}, era {api.era.value}, "
+        f"FlashInfer {api.version or '(version unknown)'}, era {api.era_text}, "
         f"source {api.digest[:12]}",
     )
 

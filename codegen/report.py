@@ -1,4 +1,5 @@
-"""What a command found, and the one place that prints it: as text, as JSON, as a diff.
+"""What a command found, and the one place that prints it: as text, as JSON, as GitHub's
+annotations, as a diff.
 
 stdout is the answer, stderr is progress.
 """
@@ -10,15 +11,19 @@ import difflib
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
+from .differences import Difference, rows
 from .errors import Problem
 from .provenance import as_bytes
 
 #: Of the JSON that `render_json` makes; goes up when a key changes its meaning or goes away.
 SCHEMA_VERSION: Final = 1
+#: How a report is shown: see `Printer.report`.
+Format: TypeAlias = Literal["text", "json", "github"]
+FORMATS: Final[tuple[Format, ...]] = ("text", "json", "github")
 #: Columns of a text report. Lines of problems are longer where their text is.
 WIDTH: Final = 80
 
@@ -62,6 +67,32 @@ class RanTest:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """One place where the host waits for the GPU, of `inspect`.
+
+    `step`: what waits there: `plan` is FlashInfer's own, the others are steps of SGLang's file.
+    `when`: of a plan for which plans, of a step on which occasions. `way`: the calls to it,
+    outermost first. `kind`: one of `flow.tensors.KINDS`. `times`: how often in one plan or step.
+    `condition`: what the source does not decide; empty: always. `counted`: whether PyTorch's sync
+    debug mode reports it. `removed_by`: the variant that removes it, empty where it stays; `note`
+    is why then.
+    """
+
+    file: str
+    line: int
+    step: str
+    when: tuple[str, ...]
+    way: tuple[str, ...]
+    expression: str
+    kind: str
+    times: int
+    condition: str
+    counted: bool
+    removed_by: str
+    note: str
+
+
+@dataclass(frozen=True)
 class Report:
     """What one run of a command found.
 
@@ -79,6 +110,8 @@ class Report:
     diff: str = ""
     notes: tuple[str, ...] = ()
     tests: tuple[RanTest, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    differences: tuple[Difference, ...] = ()
 
 
 def render_text(report: Report, *, diff: bool = True) -> str:
@@ -90,7 +123,7 @@ def render_text(report: Report, *, diff: bool = True) -> str:
         diff: False leaves the diff out.
     """
     parts = [
-        _facts_table(report.facts),
+        _facts_table((*report.facts, *rows(report.differences))),
         _sites_table(report.sites),
         [line for problem in report.problems for line in _printable(str(problem)).split("\n")],
         [line for note in report.notes for line in _wrapped(f"note: {note}", "  ")],
@@ -126,9 +159,70 @@ def render_json(report: Report) -> str:
         "facts": [{"name": name, "value": value} for name, value in report.facts],
         "notes": list(report.notes),
         "tests": [asdict(test) for test in report.tests],
+        "waits": [asdict(wait) for wait in report.waits],
+        "differences": [asdict(item) for item in report.differences],
     }
     content = _valid_unicode(content) | {"diff": diff, "diff_encoding": encoding}
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+
+def render_github(report: Report) -> str:
+    """The report as workflow commands, which GitHub shows beside the lines they name.
+
+    One line a problem: an error, or a warning where it fails nothing (a `note:`, or any problem of
+    a command that exits 0). A failure without such a problem is one error with what the notes say.
+    All notes follow as plain text, the diff is left out: nothing but these commands may begin a
+    line as a command does, whatever a file at hand contains.
+
+    GitHub takes a path from the root of the checkout, and shows ten annotations of a kind a step.
+    """
+    fails = bool(report.exit_code)
+    lines = []
+    failed = False
+    for problem in report.problems:
+        is_error = fails and not problem.message.startswith("note: ")
+        failed |= is_error
+        lines.append(_annotation("error" if is_error else "warning", problem))
+    if fails and not failed:
+        what = "\n".join(report.notes) or f"exit code {report.exit_code}"
+        about = {"title": f"mlagen {report.command}"}
+        if "file" in dict(report.facts):
+            about = {"file": dict(report.facts)["file"], **about}
+        lines.append(_workflow_command("error", about, what))
+    lines += [_no_command(f"note: {_in_one_line(note)}") for note in report.notes]
+    return "".join(line + "\n" for line in lines)
+
+
+def _annotation(level: str, problem: Problem) -> str:
+    place = {"file": problem.path}
+    if problem.line:
+        place["line"] = str(problem.line)
+        if problem.column:
+            place["col"] = str(problem.column)
+    message = problem.message.removeprefix("note: ")
+    text = f"{message}\nhint: {problem.hint}" if problem.hint else message
+    return _workflow_command(level, {**place, "title": f"mlagen: {problem.code}"}, text)
+
+
+def _workflow_command(name: str, properties: Mapping[str, str], message: str) -> str:
+    """`::name key=value,...::message`, escaped as the runner takes it back
+    (actions/toolkit, packages/core/src/command.ts)."""
+    given = ",".join(
+        f"{key}={_escaped(value).replace(':', '%3A').replace(',', '%2C')}"
+        for key, value in properties.items()
+    )
+    return f"::{name} {given}::{_escaped(message)}"
+
+
+def _escaped(text: str) -> str:
+    # The runner undoes these; other control characters are spelled, as in a text report.
+    text = text.replace("%", "%25").replace("\r", "%0D")
+    return _printable(text).replace("\n", "%0A")
+
+
+def _no_command(line: str) -> str:
+    """A line of plain text. The runner takes the older `##[command]` anywhere in it."""
+    return line.replace("##[", "## [")
 
 
 def unified_diff(label: str, old: bytes, new: bytes) -> bytes:
@@ -189,11 +283,13 @@ class Printer:
         if not self._quiet:
             _write(self._stderr or sys.stderr, _printable(text))
 
-    def report(self, report: Report, *, as_json: bool = False) -> None:
+    def report(self, report: Report, form: Format = "text") -> None:
         """Print a report. As text with a diff, the diff alone is the answer, to be piped on, and
         the rest is progress."""
-        if as_json:
+        if form == "json":
             self.answer(render_json(report))
+        elif form == "github":
+            self.answer(render_github(report))
         elif report.diff:
             self.progress(render_text(report, diff=False))
             self.answer(report.diff)
@@ -298,7 +394,7 @@ def _valid_unicode(value: Any) -> Any:
     readers refuse lone surrogates."""
     if isinstance(value, str):
         return _encoded(value).decode("utf-8", "backslashreplace")
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_valid_unicode(item) for item in value]
     if isinstance(value, dict):
         return {key: _valid_unicode(item) for key, item in value.items()}

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 from . import yamlfile
 from .errors import Problem, SpecError
 from .spec_model import Spec, Variant, json_schema, schema_text
-from .spec_reader import Draft, read_drafts
+from .spec_reader import Document, read_document
 from .yamlfile import found, quoted
 
 __all__ = [
@@ -71,23 +72,27 @@ def load_spec(path: Path) -> Spec:
 def read_spec(data: bytes, source: Path) -> Spec:
     """`load_spec` of bytes already read; `source` is what errors call them."""
     file = yamlfile.read(data, str(source))
-    drafts: list[Draft] = []
+    document = Document()
     if not file.problems and (file.root is None or found(file.root) == "nothing"):
         hint = "begin with `version: 1` and `variants:`"
         file.report(0, "empty", "the file holds no variants", hint)
     elif file.root is not None:
-        drafts = read_drafts(file, file.root)
-    digest = hashlib.sha256(data).hexdigest()
-    places = {key: place for draft in drafts for key, place in draft.places(file)}
+        document = read_document(file, file.root)
+    told: dict[str, Any] = {
+        "version": 1,
+        "source": source,
+        "digest": hashlib.sha256(data).hexdigest(),
+        "anchors": {override.anchor: override.name for override in document.overrides},
+        "places": document.places(file),
+    }
+    values = [draft.values for draft in document.drafts]
     if file.problems:
         # Without validation: `unsupported` has to be told of variants that are wrong elsewhere.
-        partial = tuple(Variant.model_construct(**draft.values) for draft in drafts)
         spec = Spec.model_construct(
-            version=1, variants=partial, source=source, digest=digest, places=places
+            variants=tuple(Variant.model_construct(**value) for value in values), **told
         )
     else:
-        variants = tuple(Variant(**draft.values) for draft in drafts)
-        spec = Spec(version=1, variants=variants, source=source, digest=digest, places=places)
+        spec = Spec(variants=tuple(Variant(**value) for value in values), **told)
     file.problems.extend(unsupported(spec))
     if file.problems:
         raise SpecError(*file.ordered())

@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from .errors import Problem
+from .fork import ANCHORS, Names
 from .formula import LENGTHS, MAX_LENGTH, Formula, parse
 
 Serves: TypeAlias = Literal["decode", "draft-decode", "target-verify", "draft-extend"]
@@ -37,6 +38,7 @@ Guard: TypeAlias = Literal[
 
 NAME_PATTERN = r"^[a-z][a-z0-9]*(-[a-z0-9]+)*$"
 FUNCTION_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
+ANCHOR_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 MAX_NAME = 40
 MAX_FUNCTION = 80
 MAX_DOC = 400
@@ -172,6 +174,33 @@ class Variant(Entry):
         return self.name
 
 
+AnchorName: TypeAlias = Annotated[
+    str, Field(pattern="^(" + "|".join(ANCHORS) + ")$", max_length=MAX_NAME)
+]
+Identifier: TypeAlias = Annotated[str, Field(pattern=ANCHOR_PATTERN, max_length=MAX_FUNCTION)]
+
+
+def _each_anchor(schema: dict[str, Any]) -> None:
+    # A property an anchor, so that an editor offers them with what they mean.
+    (name,) = schema.pop("patternProperties").values()
+    _closed(schema)
+    schema["minProperties"] = 1
+    schema["properties"] = {
+        anchor.name: {**name, "description": f"{anchor.kind}, {anchor.told}: {anchor.meaning}."}
+        for anchor in ANCHORS.values()
+    }
+
+
+class Fork(_Model):
+    """What a fork of SGLang calls by another name. docs/forks.md has an example."""
+
+    anchors: dict[AnchorName, Identifier] = Field(
+        json_schema_extra=_each_anchor,
+        description="Anchor: its name in the fork's flashinfer_mla_backend.py. Each has to stand"
+        " there, and to be needed by a variant of this file.",
+    )
+
+
 VariantName: TypeAlias = Annotated[str, Field(pattern=NAME_PATTERN, max_length=MAX_NAME)]
 
 
@@ -179,6 +208,10 @@ class SpecFile(_Model):
     """variants.yaml: the plan functions that mlagen writes for FlashInfer's MLA wrapper."""
 
     version: Literal[1] = Field(description="Version of this format.")
+    fork: Fork = Field(
+        default_factory=lambda: Fork(anchors={}),
+        description="What a fork of SGLang calls by another name. Its formulas are its variants'.",
+    )
     variants: dict[VariantName, Entry] = Field(
         min_length=1,
         json_schema_extra=_closed,
@@ -195,19 +228,37 @@ class Spec(_Model):
         variants: in the order of the file.
         source: the file, as it was given.
         digest: sha256 of its bytes, hex.
-        places: (line, column), from 1, of each `variant` and `variant.key` written in it.
+        places: (line, column), from 1, of each `variant` and `variant.key` written in it, and
+            of each override as `fork: anchor`.
+        anchors: a fork's names by anchor; empty for SGLang's releases.
     """
 
     version: Literal[1]
     variants: tuple[Variant, ...]
     source: Path
     digest: str
+    anchors: dict[str, str] = Field(default_factory=dict)
     places: dict[str, tuple[int, int]] = Field(default_factory=dict, repr=False)
 
     def problem(self, variant: str, key: str, code: str, message: str, hint: str = "") -> Problem:
         """A problem at `key` of `variant`, or at the variant where the key is not written."""
         line, column = self.places.get(f"{variant}.{key}") or self.places.get(variant, (0, 0))
         return Problem(str(self.source), line, column, code, message, hint)
+
+    @property
+    def names(self) -> Names:
+        """What the anchors are called in the file that is patched."""
+        return Names(self.anchors)
+
+    def anchor_problem(self, anchor: str, code: str, message: str, hint: str = "") -> Problem:
+        """A problem at the override of `anchor`."""
+        line, column = self.places.get(fork_place(anchor), (0, 0))
+        return Problem(str(self.source), line, column, code, message, hint)
+
+
+def fork_place(anchor: str) -> str:
+    """The key in `Spec.places` of an override; no variant's name has a colon."""
+    return f"fork: {anchor}"
 
 
 def default_function(variant: str) -> str:

@@ -16,8 +16,10 @@ from typing import Any, get_args
 
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from .fork import ANCHORS
 from .formula import Formula, FormulaError, parse
 from .spec_model import (
+    ANCHOR_PATTERN,
     FUNCTION_PATTERN,
     MAX_DOC,
     MAX_FUNCTION,
@@ -30,6 +32,7 @@ from .spec_model import (
     Serves,
     When,
     default_function,
+    fork_place,
 )
 from .yamlfile import YamlFile, found, is_text, is_value, quoted
 
@@ -37,12 +40,37 @@ from .yamlfile import YamlFile, found, is_text, is_value, quoted
 UPSTREAM_FUNCTIONS = frozenset({"fast_mla_decode_plan", "fast_mla_prefill_plan"})
 
 
-def read_drafts(file: YamlFile, root: Node) -> list[Draft]:
-    """The variants of a document, in its order; problems go to `file`."""
-    drafts = _Reader(file).document(root)
-    _check_functions(file, drafts)
-    _check_slots(file, drafts)
-    return drafts
+@dataclass(frozen=True)
+class Override:
+    """One anchor of a fork: its name there, and the node that says so."""
+
+    anchor: str
+    name: str
+    node: Node
+
+
+@dataclass
+class Document:
+    """A variants.yaml as far as it could be read."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    overrides: list[Override] = field(default_factory=list)
+
+    def places(self, file: YamlFile) -> dict[str, tuple[int, int]]:
+        """Where each variant, each of its keys and each override stands."""
+        places = {key: place for draft in self.drafts for key, place in draft.places(file)}
+        for override in self.overrides:
+            places[fork_place(override.anchor)] = file.place(override.node.start_mark.index)
+        return places
+
+
+def read_document(file: YamlFile, root: Node) -> Document:
+    """A document's variants and overrides, in its order; problems go to `file`."""
+    document = _Reader(file).document(root)
+    _check_functions(file, document.drafts)
+    _check_slots(file, document.drafts)
+    _check_overrides(file, document)
+    return document
 
 
 @dataclass
@@ -82,19 +110,57 @@ class _Reader:
             "doc": self.doc,
         }
 
-    def document(self, root: Node) -> list[Draft]:
-        keys = ("version", "variants")
-        entries = self.entries(root, "the file", keys)
+    def document(self, root: Node) -> Document:
+        needed = ("version", "variants")
+        entries = self.entries(root, "the file", (*needed, "fork"))
         if entries is None:
-            return []
-        self.require(root, "the file", keys, entries)
-        drafts: list[Draft] = []
+            return Document()
+        self.require(root, "the file", needed, entries)
+        document = Document()
         for key, (_, node) in entries.items():
             if key == "version":
                 self.version(node)
             elif key == "variants":
-                drafts = self.variants(node)
-        return drafts
+                document.drafts = self.variants(node)
+            elif key == "fork":
+                document.overrides = self.fork(node)
+        return document
+
+    def fork(self, node: Node) -> list[Override]:
+        entries = self.entries(node, "fork", ("anchors",))
+        if entries is None or "anchors" not in entries:
+            if entries is not None:
+                self.require(node, "fork", ("anchors",), entries)
+            return []
+        _, anchors = entries["anchors"]
+        named = self.entries(anchors, "fork: anchors", tuple(ANCHORS))
+        if named is None:
+            return []
+        if isinstance(anchors, MappingNode) and not anchors.value:
+            self.file.report(anchors, "empty", "fork: anchors: there is none")
+        overrides: list[Override] = []
+        for anchor, (_, value) in named.items():
+            name = self.anchor(value, anchor)
+            if name is not None:
+                overrides.append(Override(anchor, name, value))
+        return overrides
+
+    def anchor(self, node: Node, anchor: str) -> str | None:
+        where = f"fork: anchors: {anchor}"
+        name = self.text(node, where)
+        if name is None:
+            return None
+        if not re.fullmatch(ANCHOR_PATTERN, name) or len(name) > MAX_FUNCTION:
+            reason = f"is no Python identifier (ASCII, at most {MAX_FUNCTION} characters)"
+            hint = f"the bare name of {_article(ANCHORS[anchor].kind)}, without `self.`"
+        elif keyword.iskeyword(name):
+            reason, hint = "is a Python keyword", ""
+        elif name == ANCHORS[anchor].default:
+            reason, hint = "is the name that mlagen looks for anyway", "leave the override out"
+        else:
+            return name
+        self.file.report(node, "anchor-name", f"{where}: {quoted(name)} {reason}", hint)
+        return None
 
     def version(self, node: Node) -> None:
         if found(node) != "the number '1'":
@@ -299,6 +365,10 @@ def _key_hint(key: Node) -> str:
     return "put the key in quotes" if is_value(key) else ""
 
 
+def _article(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
 # --- what the keys mean together -------------------------------------------------------------
 
 #: Lengths that exist in one mode only.
@@ -388,3 +458,20 @@ def _check_slots(file: YamlFile, drafts: Iterable[Draft]) -> None:
                 message = f"{draft.name}: ({slot}) is taken by {owner} already"
                 at = draft.nodes["when"].value[position]
                 file.report(at, "same-slot", message, "change serves, when or context_parallel")
+
+
+def _check_overrides(file: YamlFile, document: Document) -> None:
+    """An override that no edit looks for would be a mistake that nobody sees."""
+    drafts = document.drafts
+    if any("serves" not in draft.values or "when" not in draft.values for draft in drafts):
+        return
+    taken = {(draft.values["serves"], when) for draft in drafts for when in draft.values["when"]}
+    for override in document.overrides:
+        needed = ANCHORS[override.anchor].needed_by
+        if needed and not needed & taken:
+            modes = " or ".join(f"({serves}, {when})" for serves, when in sorted(needed))
+            message = f"no variant serves {modes}, none looks for it"
+            where = f"fork: anchors: {override.anchor}"
+            file.report(
+                override.node, "anchor-unused", f"{where}: {message}", "take the override away"
+            )

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from jsonschema import Draft202012Validator
 
 from mlagen.cli import cli
 from mlagen.codegen import gpu, provenance
@@ -21,6 +22,7 @@ from mlagen.codegen.flashinfer import find
 from mlagen.codegen.flashinfer.find import find_flashinfer
 from mlagen.codegen.flashinfer.read import read_plan_api
 from mlagen.codegen.patch import prepare
+from mlagen.codegen.report_schema import report_schema
 from mlagen.codegen.sglang.find import FoundTarget
 from mlagen.codegen.spec import load_spec, shipped_spec
 from tests.backend_miniature import MINIATURE
@@ -52,10 +54,22 @@ class Outcome:
 
     @property
     def json(self) -> dict[str, Any]:
-        """stdout of a run with --json."""
+        """stdout of a run with --json. It is what `mlagen schema --report` says, and no more."""
         content = json.loads(self.out)
         assert isinstance(content, dict)
+        report_validator().validate(content)
         return content
+
+
+@cache
+def report_validator() -> Draft202012Validator:
+    """For what --json prints, without the keys that a later mlagen may have."""
+    schema = report_schema()
+    for name, definition in schema["$defs"].items():
+        assert definition["type"] == "object", name
+        definition["additionalProperties"] = False
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
 
 
 def run(*arguments: str | Path) -> Outcome:

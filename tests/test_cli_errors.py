@@ -186,6 +186,14 @@ def spec_invalid(folder: Path) -> None:
 # --- 4: drift -----------------------------------------------------------------------------------
 
 
+@case(4, f"{PATCH} --spec fork.yaml", f"{DIFF} --spec fork.yaml")
+def fork_names_what_is_not_there(folder: Path) -> None:
+    text = shipped_spec().read_text(encoding="utf-8")
+    section = "fork:\n  anchors:\n    backend-class: MyMLABackend\n    verify-metadata: my_graphs\n"
+    spec = text.replace("variants:\n", f"{section}\nvariants:\n", 1)
+    (folder / "fork.yaml").write_text(spec, encoding="utf-8")
+
+
 @case(4, PATCH, DIFF)
 def anchor_ambiguous(folder: Path) -> None:
     second = """\

@@ -655,7 +655,7 @@ def test_state_that_mlagen_does_not_know_is_drift() -> None:
     )
     hint = (
         "a plan that leaves it stale computes with the last plan's value: teach codegen/render.py "
-        "how to set it"
+        "how to set it, or try --allow-unknown"
     )
     assert str(caught.value) == (
         f"flashinfer/mla/_core.py:77: unknown-state: plan() sets _mask_mode = mask_mode and run() "

@@ -165,6 +165,8 @@ def test_the_json_has_stable_keys() -> None:
         "tests": [
             {"id": "tests/t.py::test_a", "outcome": "skipped", "message": "no", "seconds": 0.5}
         ],
+        "waits": [],
+        "differences": [],
         "diff": "",
         "diff_encoding": "utf-8",
     }
@@ -255,7 +257,7 @@ def test_a_diff_is_the_whole_answer_and_the_rest_is_progress() -> None:
 def test_a_report_without_a_diff_is_the_answer() -> None:
     streams = _Streams()
     streams.printer().report(REPORT)
-    streams.printer().report(REPORT, as_json=True)
+    streams.printer().report(REPORT, "json")
     assert streams.out.getvalue().decode() == render_text(REPORT) + render_json(REPORT)
     assert streams.err.getvalue() == b""
 

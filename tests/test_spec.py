@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from mlagen.codegen import spec as spec_module
 from mlagen.codegen.errors import SpecError
+from mlagen.codegen.fork import ANCHORS
 from mlagen.codegen.formula import LENGTHS, Formula, parse
 from mlagen.codegen.spec import (
     FILE_NAME,
@@ -252,6 +253,10 @@ def test_shipped_file_fits_the_schema() -> None:
     "case",
     [
         "duplicate_keys",  # the last one wins in safe_load, and is no full variant
+        "fork",
+        "fork_empty",
+        "fork_no_mapping",
+        "fork_without_anchors",
         "list",
         "missing_keys",
         "no_variants",
@@ -277,6 +282,24 @@ def test_the_schema_describes_every_key() -> None:
     assert schema["additionalProperties"] is False
     assert entry["additionalProperties"] is False
     assert schema["properties"]["variants"]["additionalProperties"] is False
+
+
+def test_a_fork_fits_the_schema() -> None:
+    text = DECODE + "fork:\n  anchors:\n    backend-class: Mine\n    decode-metadata: graphs\n"
+    schema = json_schema()
+    assert fits(yaml.safe_load(text), schema, schema)
+    assert load(text).anchors == {"backend-class": "Mine", "decode-metadata": "graphs"}
+    anchors = schema["$defs"]["Fork"]["properties"]["anchors"]
+    assert set(anchors["properties"]) == set(ANCHORS)
+    assert anchors["additionalProperties"] is False
+    for name, anchor in anchors["properties"].items():
+        assert ANCHORS[name].meaning in anchor["description"]
+
+
+@pytest.mark.parametrize("name", ["class", "a.b", "1st", "", "FlashInferMLAAttnBackend", "x" * 81])
+def test_a_name_that_is_none(name: str) -> None:
+    text = f"{DECODE}fork:\n  anchors:\n    backend-class: {name!r}\n"
+    assert problems(text) == [(13, 20, "anchor-name")]
 
 
 # --- the models ------------------------------------------------------------------------------

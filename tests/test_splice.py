@@ -553,6 +553,10 @@ OTHER_INSTALL = (
     "a wrapper's plan is replaced here as well: {0}_wrapper.plan = partial(fast_mla_prefill_plan, "
     "{0}_wrapper); expected only SGLang's own installations"
 )
+ELSEWHERE = (
+    "indices_updater_decode.update is called in lines {line+18}, {line+54}, {line+93}, of which "
+    "{line+18}, {line+54}, {line+93} are no plain statements of FlashInferMLAAttnBackend"
+)
 NO_LOCAL = "{0} no longer has a local or parameter {1}"
 PLAN_PARAMETERS = (
     "qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, "
@@ -885,13 +889,13 @@ REFUSED: dict[str, Refusal] = {
                 "class FlashInferMLAAttnBackend",
                 "anchor-missing",
                 "looked for call of indices_updater_decode.update for a wrapper being captured, "
-                "found none; indices_updater_decode.update is not called at all",
+                f"found none; {ELSEWHERE}",
             ),
             (
                 "class FlashInferMLAAttnBackend",
                 "anchor-missing",
                 "looked for call of indices_updater_decode.update with init_metadata_replay=True, "
-                "found none; indices_updater_decode.update is not called at all",
+                f"found none; {ELSEWHERE}",
             ),
         ),
     ),

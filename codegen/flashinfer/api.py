@@ -25,6 +25,10 @@ PLANNER_ARGUMENTS = (
 )
 
 
+#: How headers and reports call an era that is not known and was read with --allow-unknown.
+UNKNOWN_ERA = "unknown, derived from source; --allow-unknown"
+
+
 class Era(Enum):
     """The shapes of FlashInfer's MLA planner. The value is the releases that have it."""
 
@@ -54,7 +58,9 @@ class PrivateCall:
     `method` is what is looked up on the loaded module: `plan`, `plan.default` or
     `plan_with_staged_workspace_bytes`. `arguments` are the source texts of what the release
     itself passes, in order. `returns` says whether the result is the plan_info alone or
-    (plan_info, staged bytes).
+    (plan_info, staged bytes). `derived` is empty for a call that mlagen knows; with
+    --allow-unknown it is what an emitted call passes, in order, with HOLDER for the object that
+    holds the workspaces and PINNED for the staging slot.
     """
 
     method: Literal["plan", "plan.default", "plan_with_staged_workspace_bytes"]
@@ -62,15 +68,42 @@ class PrivateCall:
     returns: Literal["plan_info", "plan_info_and_bytes"]
     takes_stream: bool
     place: Place
+    derived: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class StateAttribute:
     """One attribute that `plan` assigns and `run` reads. `value` is the source text that
-    plan assigns (such as `causal`)."""
+    plan assigns (such as `causal`). `emitted` is None for an attribute that mlagen knows by its
+    name; with --allow-unknown it is what a plan sets another to, empty where the first plan left
+    it right for all."""
 
     name: str
     value: str
+    place: Place
+    emitted: str | None = None
+
+
+@dataclass(frozen=True)
+class PublicUpdate:
+    """A public method that gives a captured graph its next plan: flashinfer pull 5041, in no
+    release yet.
+
+    Attributes:
+        method: its name; it takes `metadata` and nothing else that has no default.
+        metadata: the class that makes the metadata, with its class method `csr`; `flashinfer.mla`
+            exports it.
+        arrays: what `csr` is given, as (parameter, emitted expression), host arrays where the
+            host's are taken.
+        enabled: the attribute of the wrapper that says whether it was made with
+            `eras.UPDATE_OPTION`.
+        place: where the method stands.
+    """
+
+    method: str
+    metadata: str
+    arrays: tuple[tuple[str, str], ...]
+    enabled: str
     place: Place
 
 
@@ -102,6 +135,9 @@ class PlanApi:
         wrapper_state: where `holder` is `planned_backend`, what `plan` of the wrapper sets and
             its `run` reads before it hands over. One stock plan sets it, and it stays right as
             long as dtypes and layouts do; empty where the wrapper holds all state.
+        update: how to call `public_update`; None where there is none.
+        derived: what is not as in any era that mlagen knows and was derived from the source
+            (--allow-unknown), one sentence each. Empty for a known era; else `era` is the nearest.
     """
 
     version: str | None
@@ -118,3 +154,10 @@ class PlanApi:
     place: Place
     digest: str
     wrapper_state: tuple[StateAttribute, ...] = ()
+    update: PublicUpdate | None = None
+    derived: tuple[str, ...] = ()
+
+    @property
+    def era_text(self) -> str:
+        """The era for headers and reports; says so where it is not one that mlagen knows."""
+        return f"{UNKNOWN_ERA} (nearest: {self.era.value})" if self.derived else self.era.value

@@ -21,6 +21,10 @@ EXPORTING_MODULES = ("flashinfer.mla", "flashinfer")
 
 #: A public way to give a captured graph a new plan: flashinfer pull 5041, in no release yet.
 PUBLIC_UPDATE = "update_cuda_graph_plan"
+#: The argument of the wrapper's constructor that makes the update possible.
+UPDATE_OPTION = "enable_cuda_graph_plan_update"
+#: The class of its `metadata`, which the first of EXPORTING_MODULES exports (from 0.7.0 on).
+METADATA_CLASS = "MLAPlanMetadata"
 
 #: What FlashInfer writes for each of the nine arguments, the same from 0.2.1 to 0.7.4.
 ARGUMENT_TEXTS = dict(
@@ -105,6 +109,71 @@ COMPUTED_STATE = {
         {"(int(page_min.item()), int(page_max.item()) + 1)", "(0, 0)"}
     ),
 }
+
+
+@dataclass(frozen=True)
+class EraShape:
+    """What one era looks like beside its call, to say how far another is from it.
+
+    path: where the wrapper class stands. state: what `run` reads of a plan, in all its releases;
+    more_state: in some.
+    """
+
+    era: Era
+    path: str
+    state: frozenset[str]
+    more_state: frozenset[str] = frozenset()
+
+
+_STATE = frozenset({"_kv_indices_buf", "_causal", "_page_size", "_sm_scale", "_plan_info"})
+_TYPES = frozenset({"_q_data_type", "_kv_data_type"})
+_PROFILER = frozenset({"_use_profiler"})
+
+#: The oldest first.
+ERA_SHAPES = (
+    EraShape(Era.STREAM, "flashinfer/mla.py", _STATE, _PROFILER),
+    EraShape(Era.TORCH_OP, "flashinfer/mla.py", _STATE, _PROFILER),
+    EraShape(Era.TVM_FFI, "flashinfer/mla.py", _STATE, _PROFILER),
+    EraShape(
+        Era.MLA_PACKAGE,
+        "flashinfer/mla/_core.py",
+        _STATE,
+        _PROFILER | _TYPES | {"_head_dim_ckv"},
+    ),
+    EraShape(
+        Era.BACKEND_OBJECT,
+        "flashinfer/mla/_batch_mla/_wrapper.py",
+        _STATE | _TYPES | _PROFILER | {"_head_dim_ckv"},
+        frozenset({"_planned_query_shape", "_planned_kv_page_range"}),
+    ),
+)
+
+#: All state that some era has.
+KNOWN_STATE = frozenset().union(*(shape.state | shape.more_state for shape in ERA_SHAPES))
+
+#: The planner's C++ side, as packages carry it, and what `plan_info` holds, in order, the same
+#: in 0.5.0, 0.6.17, 0.7.0 and 0.7.4: emitted code reads the grid and the offsets of the arrays.
+SCHEDULER_HEADER = "flashinfer/data/include/flashinfer/attention/scheduler.cuh"
+PLAN_INFO = (
+    "num_blks_x",
+    "num_blks_y",
+    "q_indptr_offset",
+    "kv_indptr_offset",
+    "partial_indptr_offset",
+    "merge_packed_offset_start_offset",
+    "merge_packed_offset_end_offset",
+    "merge_partial_packed_offset_start_offset",
+    "merge_partial_packed_offset_end_offset",
+    "merge_partial_stride_offset",
+    "q_len_offset",
+    "kv_len_offset",
+    "q_start_offset",
+    "kv_start_offset",
+    "kv_end_offset",
+    "work_indptr_offset",
+    "partial_o_offset",
+    "partial_lse_offset",
+)
 
 #: The function that builds the planner's module; from 0.7.0 it wraps it in a Python class that
 #: stages the plan.

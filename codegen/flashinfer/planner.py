@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import DriftError
+from ..errors import DriftError, Problem
 from . import eras
 from .api import Place, PrivateCall
+from .derive import (
+    Derivation,
+    Scope,
+    UnderivableError,
+    derived_arguments,
+    plan_info_trouble,
+    underivable,
+)
 from .syntax import (
     ClassView,
     Found,
@@ -25,7 +33,8 @@ from .syntax import (
 )
 
 _STAGED = "plan_with_staged_workspace_bytes"
-_EXPECTED = tuple(eras.ARGUMENT_TEXTS.values())
+#: The nine, as FlashInfer writes them.
+EXPECTED_ARGUMENTS = tuple(eras.ARGUMENT_TEXTS.values())
 
 
 @dataclass(frozen=True)
@@ -40,13 +49,14 @@ class Planner:
 
 
 @dataclass(frozen=True)
-class _Call:
+class PlannerCall:
     """A call in `plan` that is, or once was, the private one. Arguments as source text."""
 
     method_of: MethodOf
     node: ast.Call
     form: str
     arguments: tuple[str, ...]
+    nodes: tuple[ast.expr, ...]
 
     def __str__(self) -> str:
         return f"{self.form}({', '.join(self.arguments)})"
@@ -97,7 +107,7 @@ def find_planner(modules: Modules, wrapper: ClassView) -> Planner:
     run = _run_by(modules, wrapper)
     views = [_backend(modules, wrapper, name, plan, run) for name in eras.FA_BACKENDS]
     # What is emitted serves both, so both have to plan through one call.
-    first, second = (tuple(text(call.node) for call in _calls(view, plan)) for view in views)
+    first, second = (tuple(text(call.node) for call in calls_of(view, plan)) for view in views)
     if first != second:
         raise modules.drift(
             "back-ends-differ",
@@ -183,42 +193,50 @@ def _tables(wrapper: ClassView) -> list[ast.Dict]:
     return tables
 
 
-def private_call(modules: Modules, planner: Planner) -> tuple[eras.KnownCall, PrivateCall]:
+def private_call(
+    modules: Modules, planner: Planner, derivation: Derivation | None = None
+) -> tuple[eras.KnownCall, PrivateCall]:
     """The row of `eras.KNOWN_CALLS` that the source has, and the call as it stands there.
 
-    Raises DriftError where there is no planner call, one of another form, or one whose arguments
-    are not the nine in their order.
+    With a `derivation`, arguments that are not the nine in their order are taken over as far as
+    emitted code has their values at hand. Raises DriftError where there is no planner call, one
+    of another form, or one whose arguments are not known.
     """
-    calls = _calls(planner.view, planner.plan)
+    calls = calls_of(planner.view, planner.plan)
     rows = [row for row in eras.KNOWN_CALLS if row.holder == planner.holder]
-    forms = " or ".join(dict.fromkeys(_form(row) for row in rows))
+    forms = " or ".join(dict.fromkeys(form_of(row) for row in rows))
     if not calls:
         method = planner.view.method(planner.plan)
         raise modules.drift(
             "private-call-missing",
             f"{planner.view.node.name}.{planner.plan} makes no planner call: expected "
-            f"{forms}({', '.join(_EXPECTED)})",
+            f"{forms}({', '.join(EXPECTED_ARGUMENTS)})",
             method.module if method else planner.view.module,
             method.node if method else planner.view.node,
         )
+    derived: dict[PlannerCall, tuple[str, ...]] = {}
     for call in calls:
         difference = _difference(call, rows, forms)
         if difference:
-            raise modules.drift(
+            problem = modules.problem(
                 "private-call-changed",
-                f"{difference}; expected {forms}({', '.join(_EXPECTED)}); found {call}",
-                call.method_of.module,
+                f"{difference}; expected {forms}({', '.join(EXPECTED_ARGUMENTS)}); found {call}",
+                call.method_of.module.path,
                 call.node,
             )
-    streams = len(calls[0].arguments) > len(_EXPECTED)
+            if derivation is None:
+                raise DriftError(problem)
+            derived[call] = _derived(modules, planner, call, rows, problem)
+            derivation.note(difference)
+    streams = calls[0].arguments == (*EXPECTED_ARGUMENTS, eras.STREAM_TEXT)
     row = next(
         row
         for row in rows
         if row.takes_stream == streams
         and row.path in (None, planner.view.module.path)
-        and any(call.form == _form(row) for call in calls)
+        and any(call.form == form_of(row) for call in calls)
     )
-    call, *others = [call for call in calls if call.form == _form(row)]
+    call, *others = [call for call in calls if call.form == form_of(row)]
     if others:
         raise modules.drift(
             "private-call-changed",
@@ -232,14 +250,46 @@ def private_call(modules: Modules, planner: Planner) -> tuple[eras.KnownCall, Pr
         returns=_returns(modules, call, row),
         takes_stream=row.takes_stream,
         place=Place(call.method_of.module.path, call.node.lineno),
+        derived=derived.get(call, ()),
     )
 
 
-def _form(row: eras.KnownCall) -> str:
+def _derived(
+    modules: Modules,
+    planner: Planner,
+    call: PlannerCall,
+    rows: Sequence[eras.KnownCall],
+    problem: Problem,
+) -> tuple[str, ...]:
+    """What an emitted call passes for arguments that are not known. Raises DriftError with
+    `problem`, and why nothing can be derived."""
+    try:
+        if call.node.keywords:
+            raise UnderivableError("an argument is given by keyword")
+        if not any(form_of(row) == call.form for row in rows):
+            raise UnderivableError(f"what {call.form} does cannot be told")
+        scope = Scope(planner.view, planner.plan, call.method_of, planner.holder == "wrapper")
+        emitted = derived_arguments(call.nodes, scope)
+        if trouble := plan_info_trouble(modules):
+            raise UnderivableError(trouble)
+        return emitted
+    except UnderivableError as error:
+        raise DriftError(problem, underivable(modules, problem, error)) from None
+
+
+def form_of(row: eras.KnownCall) -> str:
+    """What the planner is called as."""
     return f"{row.receiver}.{row.method}"
 
 
-def _calls(view: ClassView, entry: str) -> list[_Call]:
+def difference_of(call: PlannerCall, planner: Planner) -> str:
+    """What is different in a call's arguments from all that is known, empty where nothing is."""
+    found = [row for row in eras.KNOWN_CALLS if row.holder == planner.holder]
+    rows = [row for row in found if form_of(row) == call.form] or found
+    return _argument_difference(call, rows)
+
+
+def calls_of(view: ClassView, entry: str) -> list[PlannerCall]:
     """The calls that plan: of something named so, on a cached module or given the workspace."""
     calls = []
     for step in view.walk(entry):
@@ -248,55 +298,69 @@ def _calls(view: ClassView, entry: str) -> list[_Call]:
             continue
         form = text(node.func)
         if "plan" in form.removesuffix(".default").rpartition(".")[2]:
-            call = _Call(step.method, node, form, _arguments(step.method, node))
-            if _EXPECTED[0] in call.arguments or "cached_module." in form:
+            nodes = _argument_nodes(step.method, node)
+            call = PlannerCall(step.method, node, form, _arguments(nodes, node), nodes)
+            if EXPECTED_ARGUMENTS[0] in call.arguments or "cached_module." in form:
                 calls.append(call)
     return calls
 
 
-def _arguments(method: MethodOf, call: ast.Call) -> tuple[str, ...]:
-    """Source texts in order; `*args` of a tuple that is built before stands for its items."""
-    texts: list[str] = []
+def _argument_nodes(method: MethodOf, call: ast.Call) -> tuple[ast.expr, ...]:
+    """The positional arguments in order; `*args` of a tuple that is built before stands for its
+    items."""
+    nodes: list[ast.expr] = []
     for argument in call.args:
         if isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Name):
             values = assigned(method.node, argument.value.id)
             if len(values) == 1 and isinstance(values[0], ast.Tuple):
-                texts += [text(item) for item in values[0].elts]
+                nodes += values[0].elts
                 continue
-        texts.append(text(argument))
+        nodes.append(argument)
+    return tuple(nodes)
+
+
+def _arguments(nodes: Sequence[ast.expr], call: ast.Call) -> tuple[str, ...]:
+    """Source texts in order, those given by keyword last."""
+    texts = [text(node) for node in nodes]
     texts += [f"{k.arg}={text(k.value)}" if k.arg else f"**{text(k.value)}" for k in call.keywords]
     return tuple(texts)
 
 
-def _difference(call: _Call, rows: Sequence[eras.KnownCall], forms: str) -> str:
+def _difference(call: PlannerCall, rows: Sequence[eras.KnownCall], forms: str) -> str:
     """What is different from all that is known, empty where nothing is."""
-    known = [row for row in rows if _form(row) == call.form]
+    known = [row for row in rows if form_of(row) == call.form]
     if not known:
         return f"the planner is called as {call.form}, expected {forms}"
+    return _argument_difference(call, known)
+
+
+def _argument_difference(call: PlannerCall, known: Sequence[eras.KnownCall]) -> str:
     found = call.arguments
-    if found == _EXPECTED:
+    if found == EXPECTED_ARGUMENTS:
         return ""
-    if any(row.takes_stream for row in known) and found == (*_EXPECTED, eras.STREAM_TEXT):
+    if any(row.takes_stream for row in known) and found == (*EXPECTED_ARGUMENTS, eras.STREAM_TEXT):
         return ""
-    more = [item for item in found if item not in _EXPECTED]
-    fewer = [item for item in _EXPECTED if item not in found]
-    count = f"the planner is called with {len(found)} arguments, expected {len(_EXPECTED)}"
-    if len(found) != len(_EXPECTED):
+    more = [item for item in found if item not in EXPECTED_ARGUMENTS]
+    fewer = [item for item in EXPECTED_ARGUMENTS if item not in found]
+    count = f"the planner is called with {len(found)} arguments, expected {len(EXPECTED_ARGUMENTS)}"
+    if len(found) != len(EXPECTED_ARGUMENTS):
         parts = [f"{item} is new (argument {found.index(item) + 1})" for item in more]
-        parts += [f"{item} is not there (argument {_EXPECTED.index(item) + 1})" for item in fewer]
+        parts += [
+            f"{item} is not there (argument {EXPECTED_ARGUMENTS.index(item) + 1})" for item in fewer
+        ]
         return f"{count}: {', '.join(parts) or 'one is given twice'}"
     if not more:
         return "the planner's arguments are in another order"
     places = [
         f"argument {n} of the planner is {item}, expected {expected}"
-        for n, (item, expected) in enumerate(zip(found, _EXPECTED, strict=True), 1)
+        for n, (item, expected) in enumerate(zip(found, EXPECTED_ARGUMENTS, strict=True), 1)
         if item != expected
     ]
     return ", ".join(places)
 
 
 def _returns(
-    modules: Modules, call: _Call, row: eras.KnownCall
+    modules: Modules, call: PlannerCall, row: eras.KnownCall
 ) -> Literal["plan_info", "plan_info_and_bytes"]:
     """How the result is taken: whole, or apart into (plan_info, staged bytes)."""
     expected = 2 if row.method == _STAGED else 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 from ..errors import DriftError, Problem
 from . import eras
-from .api import Place, StateAttribute
+from .api import Place, PrivateCall, StateAttribute
+from .derive import Derivation, Scope, UnderivableError, derived_state, underivable
 from .planner import Planner
 from .syntax import (
     ClassView,
@@ -37,12 +39,14 @@ def state_between(view: ClassView, plan: str, run: str) -> tuple[StateAttribute,
     return tuple(found.values())
 
 
-def run_state(modules: Modules, planner: Planner) -> tuple[StateAttribute, ...]:
+def run_state(
+    modules: Modules, planner: Planner, call: PrivateCall, derivation: Derivation | None = None
+) -> tuple[StateAttribute, ...]:
     """The state that a plan has to leave right on the object that plans.
 
-    Raises DriftError where `run` does not read what carries a plan to the kernels, or reads
-    something that plan works out in a way that is not in `eras.COMPUTED_STATE`: a fast plan
-    would leave that stale.
+    With a `derivation`, state that no era has is taken over where it can be. Raises DriftError
+    where `run` does not read what carries a plan to the kernels, or reads something that plan works
+    out in a way that is not in `eras.COMPUTED_STATE`: a fast plan would leave that stale.
     """
     state = state_between(planner.view, planner.plan, planner.run)
     names = {attribute.name for attribute in state}
@@ -58,14 +62,64 @@ def run_state(modules: Modules, planner: Planner) -> tuple[StateAttribute, ...]:
     setters = {
         name: step.method for step in planner.view.walk(planner.plan) for name, _ in _sets(step)
     }
-    problems = [
-        problem
-        for attribute in state
-        if (problem := _unknown(modules, attribute, setters[attribute.name]))
-    ]
+    problems: list[Problem] = []
+    kept: list[StateAttribute] = []
+    for attribute in state:
+        setter = setters[attribute.name]
+        problem = _unknown(modules, attribute, setter)
+        if derivation is not None and attribute.name not in eras.KNOWN_STATE:
+            scope = Scope(planner.view, planner.plan, setter, planner.holder == "wrapper")
+            try:
+                attribute = replace(attribute, emitted=_derived(attribute.name, scope, call))
+            except UnderivableError as error:
+                first = problem or _new_state(modules, attribute)
+                problems += [first, underivable(modules, first, error)]
+            else:
+                derivation.note(
+                    f"run reads self.{attribute.name}, which plan sets to {attribute.value}"
+                )
+        elif problem is not None:
+            problems.append(problem)
+        kept.append(attribute)
     if problems:
         raise DriftError(*problems)
-    return state
+    return tuple(kept)
+
+
+def _derived(name: str, scope: Scope, call: PrivateCall) -> str:
+    """What a plan sets an attribute to that no era has. Raises UnderivableError unless every plan
+    passes by the one assignment: a statement of the method that makes the private call, below no
+    `if`."""
+    method = scope.method
+    first, last = method.node.lineno, method.node.end_lineno or 0
+    if method.module.path != call.place.path or not first <= call.place.line <= last:
+        raise UnderivableError(f"{method.node.name}, which sets self.{name}, does not plan")
+    bound = [step for step in scope.view.walk(scope.entry) if _binds(name, step)]
+    receivers = frozenset({method.receiver})
+    values = [
+        statement.value
+        for statement in method.node.body
+        if isinstance(statement, ast.Assign)
+        and [attribute_of(target, receivers) for target in statement.targets] == [name]
+    ]
+    if len(values) != 1 or len(bound) != 1:
+        raise UnderivableError(f"self.{name} is not set once, in every plan")
+    return derived_state(name, scope, values[0])
+
+
+def _binds(name: str, step: Step) -> bool:
+    if isinstance(step.node, ast.Attribute) and not isinstance(step.node.ctx, ast.Load):
+        return attribute_of(step.node, step.selves) == name
+    return named_by(step.node, step.selves, "setattr", "delattr") == name
+
+
+def _new_state(modules: Modules, attribute: StateAttribute) -> Problem:
+    return modules.problem(
+        "state-unknown",
+        f"run reads self.{attribute.name}, which plan sets to {attribute.value} and no era has",
+        attribute.place.path,
+        attribute.place.line,
+    )
 
 
 def _unknown(modules: Modules, attribute: StateAttribute, setter: MethodOf) -> Problem | None:
@@ -132,14 +186,14 @@ def int32_checked(modules: Modules, planner: Planner) -> bool:
     for step in planner.view.walk(planner.plan):
         functions.setdefault(step.method.node, step.method)
         if isinstance(step.node, ast.Call) and isinstance(step.node.func, ast.Name):
-            found = _function(modules, step.method.module, step.node.func.id)
+            found = function_called(modules, step.method.module, step.node.func.id)
             if found is not None:
                 functions.setdefault(found.node, found)
     checked = {name for function in functions.values() for name in _int32_checks(function)}
     return checked >= eras.INT32_ARRAYS
 
 
-def _function(modules: Modules, module: Module, name: str) -> MethodOf | None:
+def function_called(modules: Modules, module: Module, name: str) -> MethodOf | None:
     """A function of this module, or one it imports from a module that was read for its class: the
     back ends share one such module, and no other need be read for this."""
     for node in module.tree.body:
@@ -148,7 +202,7 @@ def _function(modules: Modules, module: Module, name: str) -> MethodOf | None:
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             other = modules.loaded(module.absolute(node))
             if other is not None and other is not module:
-                return _function(modules, other, name)
+                return function_called(modules, other, name)
     return None
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ..errors import Problem
 from ..flashinfer.api import PlanApi
+from ..flashinfer.waits import StockWaits
 from . import (
     d1_pinned_race,
     d2_draft_lengths,
@@ -30,11 +31,12 @@ from . import (
 )
 from .case import NOTE, Case
 from .lengths import find_lengths
+from .paths import StepWaits, step_waits
 from .plans import find_plans
 from .source import by_line, read_source
 from .syncs import HostSync, find_syncs
 
-__all__ = ["HostSync", "host_syncs", "is_note", "judge"]
+__all__ = ["HostSync", "StepWaits", "host_syncs", "is_note", "judge", "waits_of_steps"]
 
 _JUDGES = (
     fit,
@@ -86,3 +88,17 @@ def host_syncs(source: bytes, path_label: str) -> tuple[HostSync, ...]:
         DriftError: as `judge`.
     """
     return find_syncs(read_source(source, path_label))
+
+
+def waits_of_steps(
+    source: bytes, path_label: str, stock: StockWaits | None
+) -> tuple[StepWaits, ...]:
+    """How often each step of `source` waits, and on which ways.
+
+    Args:
+        stock: the waits of FlashInfer's own plan; None counts such a plan as one wait.
+
+    Raises:
+        DriftError: as `judge`.
+    """
+    return step_waits(read_source(source, path_label), stock)

@@ -1,4 +1,8 @@
-"""Where the host waits for the GPU in a `flashinfer_mla_backend.py`: data for `inspect`."""
+"""Where the host waits for the GPU in a `flashinfer_mla_backend.py`: data for `inspect`.
+
+Told line by line, from each call alone, whether a step leads there or not; `paths.py` follows the
+steps, and knows what is on the device.
+"""
 
 from __future__ import annotations
 

@@ -13,40 +13,42 @@ from functools import cached_property
 
 import libcst as cst
 
+from ..fork import RELEASED, Names
 from .nodes import (
     alone,
+    asserted,
     assigned,
     assigned_name,
     branches,
     calls_of,
+    chooses,
     contains,
+    denied,
     is_call,
     is_name,
     mentions,
+    self_attribute,
     walk,
 )
 from .plan_call import find_plan_call
 from .source import Refused, Source
 
-BACKEND_CLASS = "FlashInferMLAAttnBackend"
-DECODE_UPDATER_CLASS = "FlashInferMLAIndicesUpdaterDecode"
-PREFILL_UPDATER_CLASS = "FlashInferMLAIndicesUpdaterPrefill"
-MULTI_STEP_CLASS = "FlashInferMLAMultiStepDraftBackend"
-DECODE_PLAN_FUNCTION = "fast_mla_decode_plan"
+#: The argument by which the prefill updater is handed a wrapper.
+_PAGED = "prefill_wrapper_paged"
 
 
 @dataclass(frozen=True)
 class CallSite:
     """A call that is a statement, and where it stands.
 
-    `tests` are the source texts of the conditions that hold there, outermost first;
-    `block` are the statements around it and `index` is its place among them.
+    `tests` are the conditions that hold there, outermost first; `block` are the statements
+    around it and `index` is its place among them.
     """
 
     call: cst.Call
     statement: cst.SimpleStatementLine
     function: cst.FunctionDef
-    tests: tuple[str, ...]
+    tests: tuple[cst.BaseExpression, ...]
     block: Sequence[cst.BaseStatement]
     index: int
 
@@ -57,16 +59,45 @@ class CallSite:
                 return arg.value
         return None
 
+    def resolved(self, keyword: str) -> cst.BaseExpression | None:
+        """The value of a keyword argument; behind a local that only stands for
+        `self.<attribute>` or an entry of it, what the local stands for."""
+        value = self.argument(keyword)
+        if not isinstance(value, cst.Name) or value.value in _parameters(self.function):
+            return value
+        made = [
+            node for node in walk(self.function.body) if value.value in _bound_by_statement(node)
+        ]
+        if len(made) == 1 and isinstance(made[0], cst.Assign) and assigned_name(made[0]):
+            stands_for = made[0].value
+            entry = stands_for.value if isinstance(stands_for, cst.Subscript) else stands_for
+            if self_attribute(entry) is not None:
+                return stands_for
+        return value
+
+    def is_local(self, keyword: str) -> bool:
+        """Whether an argument is a local, and not just another name for an attribute."""
+        named = isinstance(self.argument(keyword), cst.Name)
+        return named and not isinstance(self.resolved(keyword), cst.Attribute)
+
     def under(self, predicate: str) -> bool:
         """Whether a condition that holds here calls `predicate`."""
-        return any(f".{predicate}()" in test for test in self.tests)
+        return any(predicate in asserted(test) for test in self.tests)
+
+    def only(self, predicate: str) -> bool:
+        """Whether a condition that holds here calls `predicate`, and no other case shares it."""
+        return any(predicate in asserted(test) and not chooses(test) for test in self.tests)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """The back end's file with its plan sites found. Each property finds or refuses."""
+    """The back end's file with its plan sites found. Each property finds or refuses.
+
+    `names` are what the file calls its anchors: SGLang's names, or those of a fork.
+    """
 
     source: Source
+    names: Names = RELEASED
 
     @cached_property
     def _bound(self) -> dict[cst.FunctionDef, set[str]]:
@@ -75,14 +106,22 @@ class Backend:
 
     @cached_property
     def backend_class(self) -> cst.ClassDef:
-        return self.source.one_class(BACKEND_CLASS)
+        return self.source.one_class(self.names["backend-class"])
+
+    @cached_property
+    def has_drafts(self) -> bool:
+        """Whether the file has a multi-step draft back end."""
+        name = self.names["draft-backend-class"]
+        return any(node.name.value == name for node in self.source.classes())
 
     @cached_property
     def calls(self) -> tuple[CallSite, ...]:
-        """Every call statement in the methods of the back end's class."""
+        """Every call statement in the methods of the back end's class, of those that it inherits
+        from a class of the file too."""
+        self._refuse_shared_bases(self.backend_class)
         collected: list[CallSite] = []
-        for method in self.source.methods(self.backend_class):
-            _collect(self.source, method, method.body, (), collected)
+        for method in self.source.inherited(self.backend_class):
+            _collect(method, method.body, (), collected)
         return tuple(collected)
 
     # -- decode ----------------------------------------------------------------------------
@@ -91,8 +130,14 @@ class Backend:
     def decode_replay(self) -> CallSite:
         """`self.indices_updater_decode.update(..., init_metadata_replay=True, ...)`."""
         return self._one(
-            [site for site in self._updates("indices_updater_decode") if self._replays(site)],
-            "call of indices_updater_decode.update with init_metadata_replay=True",
+            [
+                site
+                for site in self._updates("decode-updater")
+                if self._replays(site)
+                and self._is_chosen(site, "decode_wrapper", "decode-metadata")
+            ],
+            "decode-updater",
+            f"with init_metadata_replay=True{self._of_what('decode-metadata')}",
         )
 
     @cached_property
@@ -101,11 +146,12 @@ class Backend:
         return self._one(
             [
                 site
-                for site in self._updates("indices_updater_decode")
+                for site in self._updates("decode-updater")
                 if not self._replays(site)
-                and self._is(site, "decode_wrapper", "self.decode_wrapper")
+                and self._is(site, "decode_wrapper", f"self.{self.names['decode-wrapper']}")
             ],
-            "call of indices_updater_decode.update with decode_wrapper=self.decode_wrapper",
+            "decode-updater",
+            f"with decode_wrapper=self.{self.names['decode-wrapper']}",
         )
 
     @cached_property
@@ -114,10 +160,11 @@ class Backend:
         return self._one(
             [
                 site
-                for site in self._updates("indices_updater_decode")
-                if not self._replays(site) and isinstance(site.argument("decode_wrapper"), cst.Name)
+                for site in self._updates("decode-updater")
+                if not self._replays(site) and site.is_local("decode_wrapper")
             ],
-            "call of indices_updater_decode.update for a wrapper being captured",
+            "decode-updater",
+            "for a wrapper being captured",
         )
 
     @cached_property
@@ -140,7 +187,8 @@ class Backend:
         """Every `<anything>.plan = ...` of the class: a wrapper whose own plan is replaced."""
         return tuple(
             node
-            for node in walk(self.backend_class)
+            for owner in self.source.with_bases(self.backend_class)
+            for node in walk(owner)
             if isinstance(node, cst.Assign)
             and any(
                 isinstance(target.target, cst.Attribute) and target.target.attr.value == "plan"
@@ -168,21 +216,28 @@ class Backend:
     @cached_property
     def has_verify(self) -> bool:
         """0.4.3.post4 has no target-verify at all."""
-        return b".is_target_verify" in self.source.data and mentions(
-            self.backend_class, frozenset({"is_target_verify"})
+        return b".is_target_verify" in self.source.data and any(
+            mentions(owner, frozenset({"is_target_verify"}))
+            for owner in self.source.with_bases(self.backend_class)
         )
 
     @cached_property
     def verify_replay(self) -> CallSite:
-        """The prefill update that plans a captured verify wrapper at replay."""
+        """The prefill update that plans a captured verify wrapper at replay.
+
+        A capture may look its wrapper up as well, under a local name: the call that takes it out
+        of the dictionary itself comes first.
+        """
+        verify = [s for s in self._updates("prefill-updater") if s.under("is_target_verify")]
+        entries = [s for s in verify if self._is_captured("verify-metadata", s.argument(_PAGED))]
+        if not entries:
+            entries = [
+                s for s in verify if self._is_captured("verify-metadata", s.resolved(_PAGED))
+            ]
         return self._one(
-            [
-                site
-                for site in self._updates("indices_updater_prefill")
-                if site.under("is_target_verify")
-                and isinstance(site.argument("prefill_wrapper_paged"), cst.Subscript)
-            ],
-            "call of indices_updater_prefill.update for a captured target-verify wrapper",
+            entries,
+            "prefill-updater",
+            f"for a captured target-verify wrapper{self._of_what('verify-metadata')}",
         )
 
     @cached_property
@@ -191,12 +246,12 @@ class Backend:
         return self._one(
             [
                 site
-                for site in self._updates("indices_updater_prefill")
+                for site in self._updates("prefill-updater")
                 if site.under("is_target_verify")
-                and self._is(site, "prefill_wrapper_paged", "self.prefill_wrapper_verify")
+                and self._is(site, "prefill_wrapper_paged", f"self.{self.names['verify-wrapper']}")
             ],
-            "call of indices_updater_prefill.update with "
-            "prefill_wrapper_paged=self.prefill_wrapper_verify",
+            "prefill-updater",
+            f"with prefill_wrapper_paged=self.{self.names['verify-wrapper']}",
         )
 
     @cached_property
@@ -209,22 +264,23 @@ class Backend:
         """
         own = [
             site
-            for site in self._updates("indices_updater_prefill")
+            for site in self._updates("prefill-updater")
             if site.under("is_target_verify")
-            and isinstance(site.argument("prefill_wrapper_paged"), cst.Name)
+            and site.is_local("prefill_wrapper_paged")
+            and site is not self.verify_replay
         ]
         if own:
-            site = self._one(own, "capture of target-verify")
+            site = self._exactly(own, "capture of target-verify")
             wrapper = site.argument("prefill_wrapper_paged")
             assert isinstance(wrapper, cst.Name)
             return site.statement, wrapper.value, site
         shared = self.verify_replay.function.name.value
-        site = self._one(
+        site = self._exactly(
             [
                 call
                 for call in self.calls
                 if self.source.code(call.call.func) == f"self.{shared}"
-                and "in_capture" in call.tests
+                and any(is_name(test, "in_capture") for test in call.tests)
             ],
             f"call of self.{shared} under `if in_capture:`",
         )
@@ -235,7 +291,7 @@ class Backend:
         found: list[cst.Assign] = []
         for statement in site.block[: site.index]:
             if isinstance(statement, cst.If):
-                found += _wrapper_assignments(self.source, statement)
+                found += _wrapper_assignments(statement)
         one = self.source.exactly_one(
             found,
             "wrapper made in the is_target_verify() branch of a capture",
@@ -253,12 +309,12 @@ class Backend:
         return self._one(
             [
                 site
-                for site in self._updates("indices_updater_prefill")
-                if self._is(site, "prefill_wrapper_paged", "self.prefill_wrapper_paged")
+                for site in self._updates("prefill-updater")
+                if self._is(site, "prefill_wrapper_paged", f"self.{self.names['extend-wrapper']}")
                 and not self._is(site, "prefix_lens", "None")
             ],
-            "call of indices_updater_prefill.update with prefix lengths and "
-            "prefill_wrapper_paged=self.prefill_wrapper_paged",
+            "prefill-updater",
+            f"with prefix lengths and prefill_wrapper_paged=self.{self.names['extend-wrapper']}",
         )
 
     @cached_property
@@ -266,36 +322,43 @@ class Backend:
         """The eager draft-extend of the first EAGLE worker (0.4.4 to 0.5.13), if there."""
         found = [
             site
-            for site in self._updates("indices_updater_prefill")
-            if self._is(site, "prefill_wrapper_paged", "self.prefill_wrapper_paged")
+            for site in self._updates("prefill-updater")
+            if self._is(site, "prefill_wrapper_paged", f"self.{self.names['extend-wrapper']}")
             and self._is(site, "prefix_lens", "None")
         ]
-        return self._one(found, "eager draft-extend") if found else None
+        return self._exactly(found, "eager draft-extend") if found else None
 
     # -- the updaters ----------------------------------------------------------------------
 
-    def updater(self, name: str) -> tuple[cst.FunctionDef, cst.Call, cst.FunctionDef]:
-        """An updater's `update`, its one call of `call_begin_forward`, and that method."""
+    def updater(self, anchor: str) -> tuple[cst.FunctionDef, cst.Call, cst.FunctionDef]:
+        """The `update` of an updater's class, its one call of `call_begin_forward`, and that
+        method. `anchor`: decode-updater-class or prefill-updater-class."""
+        name = self.names[anchor]
+        planning = self.names["plan-method"]
         owner = self.source.one_class(name)
+        self._refuse_shared_bases(owner)
         self._refuse_overrides(name)
-        update = self.source.one_method(owner, "update")
-        begin = self.source.one_method(owner, "call_begin_forward")
-        calls = calls_of(update, "call_begin_forward")
+        update = self.source.one_method(owner, self.names["update-method"])
+        begin = self.source.one_method(owner, planning)
+        calls = calls_of(update, planning)
         call = self.source.exactly_one(
             calls,
-            f"call of call_begin_forward in {name}.update",
+            f"call of {planning} in {name}.{update.name.value}",
             line=self.source.first(update),
         )
+        for method in (update, begin):
+            self._refuse_narrow_decorators(method)
         return update, call, begin
 
     def _refuse_overrides(self, name: str) -> None:
         """Refuse if a class of the file derives from an updater and replaces its methods: they
         would be handed a request that they do not take."""
+        replaced = (self.names["update-method"], self.names["plan-method"])
         for derived in self.source.classes():
             if not any(is_name(base.value, name) for base in derived.bases):
                 continue
             for method in self.source.methods(derived):
-                if method.name.value in ("update", "call_begin_forward"):
+                if method.name.value in replaced:
                     raise Refused(
                         "anchor-changed",
                         f"{derived.name.value} derives from {name} and replaces "
@@ -303,10 +366,77 @@ class Backend:
                         self.source.first(method),
                     )
 
-    def heads_of(self, name: str, receiver: str) -> str:
+    def _refuse_shared_bases(self, owner: cst.ClassDef) -> None:
+        """Refuse if a base of `owner` in this file is another class's too: its methods are
+        edited for `owner` alone."""
+        family = self.source.with_bases(owner)
+        for other in self.source.classes():
+            above = self.source.with_bases(other)
+            if other in family or owner in above:
+                continue
+            shared = next((base for base in family[1:] if base in above), None)
+            if shared is not None:
+                raise Refused(
+                    "anchor-changed",
+                    f"{other.name.value} and {owner.name.value} both derive from "
+                    f"{shared.name.value}, whose methods plan; they can be edited for one alone",
+                    self.source.first(other),
+                    f"give {owner.name.value} methods of its own, or patch this site by hand",
+                )
+
+    def _refuse_narrow_decorators(self, method: cst.FunctionDef) -> None:
+        """Refuse if a decorator made in this file calls `method` with fixed parameters: the
+        request would not come through."""
+        for decorator in method.decorators:
+            used = decorator.decorator
+            name = used.func if isinstance(used, cst.Call) else used
+            made = [f for f in self.source.functions() if is_name(name, f.name.value)]
+            for inner in (node for f in made for node in walk(f.body)):
+                if isinstance(inner, cst.FunctionDef) and self._is_narrow(inner):
+                    raise Refused(
+                        "anchor-changed",
+                        f"{method.name.value} is decorated by {self.source.code(name)}, whose "
+                        f"{inner.name.value} passes no other keyword on",
+                        self.source.first(decorator),
+                        "let it take and pass on **kwargs",
+                    )
+
+    def _is_narrow(self, inner: cst.FunctionDef) -> bool:
+        """Whether a function inside a decorator takes a call's arguments but no other keyword.
+        One that takes a function is the decorator itself."""
+        params = (*inner.params.params, *inner.params.kwonly_params)
+        takes_self = bool(params) and is_name(params[0].name, "self")
+        spread = isinstance(inner.params.star_arg, cst.Param)
+        return inner.params.star_kwarg is None and (takes_self or spread)
+
+    def refuse_half_replaced(self) -> None:
+        """Refuse if a class of the file derives from the back end and replaces its capture, but
+        not the replay: that would find graphs that mlagen has not captured."""
+        replay = self.decode_replay.function.name.value
+        capture = self.decode_capture.function
+        name = capture.name.value
+        shared = bool(calls_of(capture, replay, "self"))
+        for derived in self.source.classes():
+            if self.backend_class not in self.source.with_bases(derived)[1:]:
+                continue
+            methods = {method.name.value: method for method in self.source.methods(derived)}
+            own = methods.get(name)
+            if own is None or replay in methods or _calls_super(own, name):
+                continue
+            if not shared or calls_of(own, replay, "self"):
+                raise Refused(
+                    "anchor-changed",
+                    f"{derived.name.value} replaces {name} without calling it and keeps {replay}, "
+                    "which would find graphs that mlagen has not captured",
+                    self.source.first(own),
+                    f"let it call super().{name}, or replace {replay} as well",
+                )
+
+    def heads_of(self, anchor: str, receiver: str) -> str:
         """The attribute of an updater that it plans with as num_heads, such as
         `num_local_heads`; Refused where the plan call passes something else."""
-        _, _, begin = self.updater(name)
+        name = self.names[anchor]
+        _, _, begin = self.updater(anchor)
         call = find_plan_call(self.source, begin, receiver)
         text = call.arguments["num_heads"]
         attribute = text.removeprefix("self.")
@@ -331,46 +461,86 @@ class Backend:
                     "anchor-changed",
                     f"{function.name.value} no longer has a local or parameter {name}",
                     self.source.first(function),
-                    "describe the fork's name to mlagen, or patch this site by hand",
+                    f"assign {name} ahead of this site, or patch it by hand",
                 )
 
-    def _updates(self, updater: str) -> list[CallSite]:
-        return [
-            site
-            for site in self.calls
-            if self.source.code(site.call.func) == f"self.{updater}.update"
-        ]
+    def _updates(self, anchor: str) -> list[CallSite]:
+        wanted = self._update_of(anchor)
+        return [site for site in self.calls if self.source.code(site.call.func) == f"self.{wanted}"]
+
+    def _update_of(self, anchor: str) -> str:
+        """`indices_updater_decode.update`, as the file calls it."""
+        return f"{self.names[anchor]}.{self.names['update-method']}"
 
     def _replays(self, site: CallSite) -> bool:
         return self._is(site, "init_metadata_replay", "True")
 
     def _is(self, site: CallSite, keyword: str, code: str) -> bool:
-        value = site.argument(keyword)
+        value = site.resolved(keyword)
         return value is not None and self.source.code(value) == code
 
-    def _one(self, found: list[CallSite], what: str) -> CallSite:
+    def _is_chosen(self, site: CallSite, keyword: str, anchor: str) -> bool:
+        """Whether a fork's override of `anchor`, if it has one, means this call."""
+        chosen = anchor in self.names.overrides
+        return not chosen or self._is_captured(anchor, site.resolved(keyword))
+
+    def _is_captured(self, anchor: str, value: cst.BaseExpression | None) -> bool:
+        """Whether a wrapper is an entry of a dictionary: of any, or of the one that a fork's
+        override of `anchor` names."""
+        if anchor not in self.names.overrides:
+            return isinstance(value, cst.Subscript)
+        entry = False  # of the dictionary, and not the dictionary
+        while isinstance(value, (cst.Subscript, cst.Call, cst.Attribute)):
+            if self_attribute(value) == self.names[anchor]:
+                return entry
+            entry = entry or not isinstance(value, cst.Attribute)
+            value = value.func if isinstance(value, cst.Call) else value.value
+        return False
+
+    def _of_what(self, anchor: str) -> str:
+        named = anchor in self.names.overrides
+        return f" from self.{self.names[anchor]}" if named else ""
+
+    def _one(self, found: list[CallSite], anchor: str, which: str) -> CallSite:
+        """The one call of an updater's `update`, or Refused with the other calls of it."""
+        called = self._update_of(anchor)
+        near = "" if found else f"; {self._elsewhere(called)}"  # looked for in the whole file
+        return self._exactly(found, f"call of {called} {which}", near)
+
+    def _exactly(self, found: list[CallSite], what: str, near: str = "") -> CallSite:
         if not found:
             raise Refused(
                 "anchor-missing",
-                f"looked for {what}, found none{self._nearest(what)}",
+                f"looked for {what}, found none{near}",
                 self.source.first(self.backend_class),
-                "a fork? the other variants can go in with --only; docs/architecture.md says "
-                "where a new shape goes",
+                "a fork? `fork: anchors:` in variants.yaml can name what it renamed "
+                "(docs/forks.md); the other variants can go in with --only",
             )
         statement = self.source.exactly_one(
             [site.statement for site in found], what, line=self.source.first(self.backend_class)
         )
         return next(site for site in found if site.statement is statement)
 
-    def _nearest(self, what: str) -> str:
-        """The calls of the updater that `what` names, to look at."""
-        for updater in ("indices_updater_decode", "indices_updater_prefill"):
-            if updater in what:
-                lines = [str(self.source.first(site.statement)) for site in self._updates(updater)]
-                if lines:
-                    return f"; {updater}.update is called in lines {', '.join(lines)}"
-                return f"; {updater}.update is not called at all"
-        return ""
+    def _elsewhere(self, called: str) -> str:
+        """Where `called` is called in the file, to look at: where it could be edited, and where
+        it could not, since it is no statement of a method of the back end."""
+        attribute, method = called.split(".")
+        all_calls = [
+            self.source.first(call)
+            for call in calls_of(self.source.module, method)
+            if isinstance(call.func, cst.Attribute)
+            and isinstance(call.func.value, cst.Attribute)
+            and call.func.value.attr.value == attribute
+        ]
+        if not all_calls:
+            return f"{called} is not called at all"
+        reached = {self.source.first(site.call) for site in self.calls}
+        others = [str(line) for line in all_calls if line not in reached]
+        text = f"{called} is called in lines {', '.join(map(str, all_calls))}"
+        if others:
+            owner = self.backend_class.name.value
+            text += f", of which {', '.join(others)} are no plain statements of {owner}"
+        return text
 
 
 def installs_plan(statement: cst.BaseStatement, wrapper: str) -> bool:
@@ -389,19 +559,50 @@ def installs_plan(statement: cst.BaseStatement, wrapper: str) -> bool:
 
 def bound_names(function: cst.FunctionDef) -> set[str]:
     """Parameters of `function` and names that it assigns."""
-    params = function.params
-    names = {p.name.value for p in (*params.params, *params.kwonly_params, *params.posonly_params)}
+    names = _parameters(function)
     for node in walk(function.body):
         if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Name):
             names.add(node.target.value)
     return names
 
 
-def _wrapper_assignments(source: Source, branch: cst.If) -> list[cst.Assign]:
+def _parameters(function: cst.FunctionDef) -> set[str]:
+    params = function.params
+    return {p.name.value for p in (*params.params, *params.kwonly_params, *params.posonly_params)}
+
+
+def _bound_by_statement(node: cst.CSTNode) -> set[str]:
+    """The bare names that an assignment, a loop or a `with` binds."""
+    targets: list[cst.BaseExpression] = []
+    if isinstance(node, cst.Assign):
+        targets = [target.target for target in node.targets]
+    elif isinstance(node, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For)):
+        targets = [node.target]
+    elif isinstance(node, cst.AsName):
+        targets = [node.name]
+    names: set[str] = set()
+    while targets:
+        target = targets.pop()
+        if isinstance(target, cst.Name):
+            names.add(target.value)
+        elif isinstance(target, (cst.Tuple, cst.List)):
+            targets += [element.value for element in target.elements]
+    return names
+
+
+def _calls_super(method: cst.FunctionDef, name: str) -> bool:
+    """Whether `method` calls `super().<name>(...)`, or `<Class>.<name>(self, ...)`."""
+    return any(
+        isinstance(call.func, cst.Attribute) and not is_name(call.func.value, "self")
+        for call in calls_of(method, name)
+    )
+
+
+def _wrapper_assignments(branch: cst.If) -> list[cst.Assign]:
     return [
         inner
         for test, body in branches(branch)
-        if test is not None and ".is_target_verify()" in source.code(test)
+        if test is not None and "is_target_verify" in asserted(test)
         for inner in walk(body)
         if isinstance(inner, cst.Assign)
         and assigned_name(inner) is not None
@@ -410,10 +611,9 @@ def _wrapper_assignments(source: Source, branch: cst.If) -> list[cst.Assign]:
 
 
 def _collect(
-    source: Source,
     function: cst.FunctionDef,
     body: cst.BaseSuite,
-    tests: tuple[str, ...],
+    tests: tuple[cst.BaseExpression, ...],
     collected: list[CallSite],
 ) -> None:
     if not isinstance(body, cst.IndentedBlock):
@@ -426,8 +626,10 @@ def _collect(
                     CallSite(small.value, statement, function, tests, body.body, index)
                 )
         elif isinstance(statement, cst.If):
+            held = tests  # and what a `not` of the tests before it leaves
             for test, branch in branches(statement):
-                holds = tests if test is None else (*tests, source.code(test))
-                _collect(source, function, branch, holds, collected)
+                _collect(function, branch, held if test is None else (*held, test), collected)
+                otherwise = None if test is None else denied(test)
+                held = held if otherwise is None else (*held, otherwise)
         elif isinstance(statement, (cst.With, cst.For, cst.While, cst.FunctionDef, cst.Try)):
-            _collect(source, function, statement.body, tests, collected)
+            _collect(function, statement.body, tests, collected)

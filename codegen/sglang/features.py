@@ -6,8 +6,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .backend import MULTI_STEP_CLASS, PREFILL_UPDATER_CLASS, Backend
-from .nodes import calls_of
+import libcst as cst
+
+from .backend import Backend
+from .nodes import calls_of, mentions, walk
 from .source import Refused
 
 
@@ -23,6 +25,8 @@ class Features:
         stale_verify_lens: up to 0.4.10 replays get the runner's static buffer of host
             lengths; 0.4.10 fills it for verify only where the prefill back end is flashinfer.
         page_size: what the prefill updater passes to plan: "1" or "self.page_size" (0.5.1).
+        pages_in_speculation: pages of more than one token reach speculative decoding: its
+            releases pass 1, or assert it (0.5.1).
         upstream_verify: the file has SGLang's own verify plan (0.5.18 on).
         drafts: the file has a multi-step draft back end (all but 0.4.3.post4).
     """
@@ -32,6 +36,7 @@ class Features:
     dcp_import: str
     stale_verify_lens: bool
     page_size: str
+    pages_in_speculation: bool
     upstream_verify: bool
     drafts: bool
 
@@ -43,7 +48,7 @@ def probe(backend: Backend) -> Features:
     upstream = any(f.name.value == "fast_mla_prefill_plan" for f in source.functions())
     shared = any(
         method.name.value == "init_forward_metadata_out_graph"
-        for method in source.methods(backend.backend_class)
+        for method in source.inherited(backend.backend_class)
     )
     dcp: tuple[str, str] | None = None
     dcp_import = ""
@@ -54,6 +59,7 @@ def probe(backend: Backend) -> Features:
                 dcp_import = "from sglang.srt.layers.dcp import get_attention_dcp_rank"
         else:
             dcp = ("get_parallel().attn_dcp_size", "get_parallel().attn_dcp_rank")
+    page_size, asserted = _page_size(backend)
     return Features(
         shape=(
             "no verify"
@@ -71,9 +77,10 @@ def probe(backend: Backend) -> Features:
             and source.imported("global_server_args_dict")
             and not any(c.name.value == "FlashInferMhaChunkKVRunner" for c in source.classes())
         ),
-        page_size=_page_size(backend),
+        page_size=page_size,
+        pages_in_speculation=page_size != "1" and not asserted,
         upstream_verify=upstream,
-        drafts=any(c.name.value == MULTI_STEP_CLASS for c in source.classes()),
+        drafts=backend.has_drafts,
     )
 
 
@@ -92,12 +99,30 @@ def refuse_stale_host_lengths(backend: Backend) -> None:
         )
 
 
-def _page_size(backend: Backend) -> str:
-    owner = backend.source.one_class(PREFILL_UPDATER_CLASS)
-    begin = backend.source.one_method(owner, "call_begin_forward")
+def refuse_pages(features: Features, mode: str, line: int) -> None:
+    """Refuse an eager speculative pass whose pages hold more than one token: its request counts
+    kv_indptr in tokens."""
+    if features.pages_in_speculation:
+        raise Refused(
+            "page-size",
+            f"eager {mode} may be planned with page_size={features.page_size}: its kv_indptr would "
+            "be in pages, mlagen's is in tokens there; expected 1, or an assertion that it is",
+            line,
+            "assert page_size == 1 where spec_info is given, or leave the variant out with --only",
+        )
+
+
+def _page_size(backend: Backend) -> tuple[str, bool]:
+    """What the prefill updater passes as page_size, and whether it asserts what that is."""
+    owner = backend.source.one_class(backend.names["prefill-updater-class"])
+    begin = backend.source.one_method(owner, backend.names["plan-method"])
+    asserted = any(
+        isinstance(node, cst.Assert) and mentions(node.test, frozenset({"page_size"}))
+        for node in walk(begin.body)
+    )
     for call in calls_of(begin, "plan"):
         for index, arg in enumerate(call.args):
             named = arg.keyword is not None and arg.keyword.value == "page_size"
             if named or (arg.keyword is None and index == 7):
-                return backend.source.code(arg.value)
-    return "1"
+                return backend.source.code(arg.value), asserted
+    return "1", asserted

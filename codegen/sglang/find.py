@@ -118,7 +118,11 @@ def _fetched(requirement: str) -> FoundTarget:
             code="bad-requirement",
             hint="a FlashInfer goes behind --flashinfer",
         )
-    wheel = WheelTree(fetch(requirement))
+    return in_wheel(WheelTree(fetch(requirement)), requirement)
+
+
+def in_wheel(wheel: WheelTree, requirement: str) -> FoundTarget:
+    """The file in a wheel of sglang. UsageError about `requirement` where it is not there."""
     data = wheel.read(f"sglang/{BACKEND_FILE}")
     if data is None:
         raise usage(

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import libcst as cst
 
 from ..errors import DriftError, Problem
+from ..fork import RELEASED, Names
 from ..render import IMPORTS
 from ..resolve import SERVED, slots_of
 from ..spec import Spec, Variant
-from .backend import BACKEND_CLASS, DECODE_PLAN_FUNCTION, Backend
+from .backend import Backend
 from .edits import Edit
 from .features import Features, probe, refuse_stale_host_lengths
 from .nodes import decorated, is_name
+from .overrides import refuse_idle_overrides
 from .sites import Context, all_sites
 from .source import Refused, Source
 
@@ -65,28 +67,30 @@ class Target:
         return tuple(name for name in IMPORTS if name in words and name not in bound)
 
 
-def locate(source: Source, spec: Spec) -> Target:
-    """Find the place of every edit.
+def locate(source: Source, spec: Spec, *, public_update: bool = False) -> Target:
+    """Find the place of every edit; `public_update`: those for FlashInfer's public update as well.
 
     A site that has none is in `Target.refusals`. Raises DriftError where the file is no
-    FlashInfer-MLA back end at all, or one whose host lengths cannot be trusted.
+    FlashInfer-MLA back end at all, or one whose host lengths cannot be trusted; where an override
+    of the spec names what the file has not, with its place in variants.yaml.
     """
     try:
-        return _locate(source, spec)
+        return _locate(source, spec, public_update)
     except RecursionError:
         message = "an expression is nested too deeply to be read"
         raise DriftError(Problem(source.path, 0, 0, "does-not-parse", message)) from None
 
 
-def _locate(source: Source, spec: Spec) -> Target:
-    backend, features, header_line, plans_line = _frame(source)
+def _locate(source: Source, spec: Spec, public_update: bool) -> Target:
+    refuse_idle_overrides(source, spec)
+    backend, features, header_line, plans_line = _frame(source, spec.names)
     present, absent = _present_variants(spec, backend)
     served = {v.name: {slot[:2] for slot in slots_of(v) if slot in SERVED} for v in present}
     context = Context(backend, features)
     places: list[SitePlace] = []
     for site in all_sites().values():
         variants = tuple(v.name for v in present if served[v.name] & site.serves)
-        if not variants:
+        if not variants or (site.for_update and not public_update):
             continue
         try:
             places.append(SitePlace(site.name, variants, tuple(site.edits(context))))
@@ -106,23 +110,27 @@ def _locate(source: Source, spec: Spec) -> Target:
 
 def refuse_hopeless(data: bytes, path: str) -> None:
     """Raise DriftError for a file that is refused whatever FlashInfer there is."""
-    _frame(Source.parse(data, path))
+    _frame(Source.parse(data, path), RELEASED)
 
 
-def _frame(source: Source) -> tuple[Backend, Features, int, int]:
+def _frame(source: Source, names: Names) -> tuple[Backend, Features, int, int]:
     """What every patch of a file needs: the back end, its features, the lines for the header
     and for the functions. Raises DriftError where one is not to be had."""
-    backend = Backend(source)
+    backend = Backend(source, names)
     try:
         backend.backend_class  # noqa: B018 -- finds it or refuses
-        plans_line = source.first_with_comments(_plans_anchor(source))
+        plans_line = source.first_with_comments(_plans_anchor(source, names))
         header_line = source.first(_header_anchor(source))
         refuse_stale_host_lengths(backend)
         return backend, probe(backend), header_line, plans_line
     except Refused as refused:
-        if refused.code == "anchor-missing" and f"class {BACKEND_CLASS}" in refused.message:
+        looked_for = f"class {names['backend-class']}"
+        if refused.code == "anchor-missing" and looked_for in refused.message:
             refused.code = "not-sglang"
-            refused.hint = "give SGLang's flashinfer_mla_backend.py, or a folder that has it"
+            refused.hint = (
+                "give SGLang's flashinfer_mla_backend.py, or a folder that has it; a fork's own "
+                "name goes into `fork: anchors:` of variants.yaml (docs/forks.md)"
+            )
         raise DriftError(refused.problem(source.path)) from None
 
 
@@ -173,9 +181,9 @@ def _unused_imports(source: Source, places: list[SitePlace]) -> list[SitePlace]:
     return found
 
 
-def _plans_anchor(source: Source) -> cst.CSTNode:
+def _plans_anchor(source: Source, names: Names) -> cst.CSTNode:
     """The functions go in front of SGLang's own plan function, their nearest kin."""
-    return decorated(source.one_function(DECODE_PLAN_FUNCTION))
+    return decorated(source.one_function(names["decode-plan-function"]))
 
 
 def _header_anchor(source: Source) -> cst.CSTNode:

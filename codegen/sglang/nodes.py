@@ -117,3 +117,34 @@ def self_attribute(node: cst.CSTNode) -> str | None:
     if isinstance(node, cst.Attribute) and is_name(node.value, "self"):
         return node.attr.value
     return None
+
+
+def asserted(test: cst.BaseExpression) -> frozenset[str]:
+    """The methods that a test calls and does not negate: {"is_a"} of `x.is_a() and not x.is_b()`.
+
+    What stands behind a `not` says nothing about what holds there.
+    """
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return frozenset()
+    if isinstance(test, cst.BooleanOperation):
+        return asserted(test.left) | asserted(test.right)
+    return frozenset(
+        node.func.attr.value
+        for node in walk(test)
+        if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute)
+    )
+
+
+def denied(test: cst.BaseExpression) -> cst.BaseExpression | None:
+    """E of the test `not E`: what holds where the test does not."""
+    if isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not):
+        return test.expression
+    return None
+
+
+def chooses(test: cst.BaseExpression) -> bool:
+    """Whether a test has an `or`: more than one case takes its branch."""
+    return any(
+        isinstance(node, cst.BooleanOperation) and isinstance(node.operator, cst.Or)
+        for node in walk(test)
+    )

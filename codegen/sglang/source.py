@@ -108,6 +108,26 @@ class Source:
         """The methods of a class."""
         return (node for node in owner.body.body if isinstance(node, cst.FunctionDef))
 
+    def with_bases(self, owner: cst.ClassDef) -> tuple[cst.ClassDef, ...]:
+        """`owner` and the classes of this file that it derives from, nearest first."""
+        by_name = {node.name.value: node for node in self.classes()}
+        found = [owner]
+        for node in found:  # grows as it is walked
+            for base in node.bases:
+                name = base.value
+                above = by_name.get(name.value) if isinstance(name, cst.Name) else None
+                if above is not None and above not in found:
+                    found.append(above)
+        return tuple(found)
+
+    def inherited(self, owner: cst.ClassDef) -> Iterator[cst.FunctionDef]:
+        """The methods of a class, those of its bases in this file among them."""
+        seen: set[str] = set()
+        for node in self.with_bases(owner):
+            methods = list(self.methods(node))
+            yield from (method for method in methods if method.name.value not in seen)
+            seen |= {method.name.value for method in methods}
+
     def one_class(self, name: str) -> cst.ClassDef:
         """The class `name`; Refused unless there is exactly one."""
         found = [node for node in self.classes() if node.name.value == name]
@@ -122,11 +142,13 @@ class Source:
         return self.exactly_one(found, f"def {name}", near, name)
 
     def one_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
-        """The method `name` of `owner`; Refused unless there is exactly one."""
-        found = [node for node in self.methods(owner) if node.name.value == name]
+        """The method `name` of `owner`, its own or of a base in this file; Refused unless
+        there is exactly one."""
+        methods = list(self.inherited(owner))
+        found = [node for node in methods if node.name.value == name]
         what = f"method {owner.name.value}.{name}"
         return self.exactly_one(
-            found, what, (n.name.value for n in self.methods(owner)), name, self.first(owner)
+            found, what, (n.name.value for n in methods), name, self.first(owner)
         )
 
     def exactly_one(

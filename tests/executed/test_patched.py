@@ -213,3 +213,24 @@ def test_a_host_plan_inside_a_capture_is_refused(release: str) -> None:
     for replay in (lambda: s.replay_decode([10, 20]), lambda: s.replay_verify([10, 20], NDT)):
         with pytest.raises(RuntimeError, match="captur"):
             replay()
+
+
+def test_a_file_for_an_older_flashinfer_plans_as_the_newer_one_does() -> None:
+    """Somebody upgraded FlashInfer alone. The plans written for the older one would set state
+    that the newer one's `run` does not read: they step back, and the passes are right."""
+    patched = patch_of("0.5.18", "0.6.17").patched
+    s = Session("0.5.18", patched, flashinfer="0.7.2")
+    s.capture_decode(4)
+    for lens in BATCHES:
+        assert s.replay_decode(lens, bs=4).launch.tokens == s.tokens(lens, bs=4, pad=1)
+    s.capture_verify(4, NDT)
+    for lens in BATCHES:
+        done = s.replay_verify(lens, NDT, bs=4)
+        assert done.launch.tokens == s.tokens(plus(lens, NDT), bs=4, pad=1 + NDT)
+    for lens in BATCHES:
+        done = s.eager_verify(lens, NDT)
+        assert done.record.stock
+        assert done.launch.tokens == s.tokens(plus(lens, NDT))
+        extend = [2] * len(lens)
+        done = s.eager_extend(plus(lens, 2), extend)
+        assert done.launch.tokens == s.tokens(plus(lens, 2))

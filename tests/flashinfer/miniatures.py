@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlagen.codegen.flashinfer.eras import PLAN_INFO, SCHEDULER_HEADER
 from mlagen.codegen.flashinfer.find import FlashInferSource
 
 NINE = (
@@ -235,6 +236,59 @@ def backend_era(
         "flashinfer/mla/_batch/_wrapper.py": BACKEND_WRAPPER,
         "flashinfer/mla/_batch/_fa.py": BACKEND.format(planning=planning, nine=", ".join(nine)),
     }
+
+
+def with_header(files: Files, entries: tuple[str, ...] = PLAN_INFO) -> Files:
+    """The FlashInfer with the header of its planner, which says what plan_info holds."""
+    body = ",\n            ".join(entries)
+    text = f"""\
+struct MLAPlanInfo {{
+  std::vector<int64_t> ToVector() const {{
+    return {{{body}}};
+  }}
+}};
+"""
+    return {**files, SCHEDULER_HEADER: text}
+
+
+UPDATE = """
+    def update_cuda_graph_plan(self, *, metadata):
+        if not self._can_update:
+            raise RuntimeError("made without enable_cuda_graph_plan_update=True")
+        self._replan(metadata)
+"""
+
+METADATA = """
+
+class MLAPlanMetadata:
+    @classmethod
+    def csr(cls, qo_indptr, kv_indptr, kv_indices, kv_len_arr):
+        return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+"""
+
+
+def with_update(
+    files: Files | None = None, *, update: str = UPDATE, metadata: str = METADATA
+) -> Files:
+    """A FlashInfer that has a public update as well: the method goes into the wrapper's class, the
+    class of its metadata beside it. flashinfer pull 5041, as far as it tells."""
+    files = dict(files or wrapper_era(path="flashinfer/mla/_core.py"))
+    [path] = [path for path, text in files.items() if "class BatchMLAPagedAttentionWrapper" in text]
+    made = """\
+class BatchMLAPagedAttentionWrapper:
+    def __init__(
+        self, float_workspace_buffer, backend="auto", *, enable_cuda_graph_plan_update=False
+    ):
+        self._float_workspace_buffer = float_workspace_buffer
+        self._can_update = bool(enable_cuda_graph_plan_update)
+"""
+    head, _, body = files[path].partition("class BatchMLAPagedAttentionWrapper:\n")
+    if "def __init__" in body:
+        body = body[body.index("    def plan(") :]
+    files[path] = f"{head}{made}\n{body}{update}{metadata}"
+    if "_batch" in path:
+        files["flashinfer/mla/__init__.py"] += "from ._batch._wrapper import MLAPlanMetadata\n"
+    return files
 
 
 def write(files: Mapping[str, str], folder: Path) -> None:

@@ -30,16 +30,18 @@ class Context:
     def lines(self, template: str, calls: Iterable[str] = (), **values: Any) -> tuple[str, ...]:
         """Render a site's template; `calls` are the emitted functions that it names."""
         self.calls.update(calls)
-        return render_site(template, {"features": self.features, **values})
+        return render_site(template, {"features": self.features, **values}, self.backend.names)
 
 
 @dataclass(frozen=True)
 class Site:
-    """An edit site. `serves`: the (mode, when) pairs that need it."""
+    """An edit site. `serves`: the (mode, when) pairs that need it; `for_update`: only where
+    FlashInfer has a public update of a graph's plan."""
 
     name: str
     serves: frozenset[tuple[str, str]]
     edits: Callable[[Context], list[Edit]]
+    for_update: bool = False
 
 
 DECODE_REPLAY = frozenset({("decode", "replay"), ("draft-decode", "replay")})
@@ -60,6 +62,7 @@ def all_sites() -> Mapping[str, Site]:
         eager_extend,
         eager_verify,
         multi_step,
+        plan_update,
         prefill_updater,
         replay_decode,
         replay_verify,
@@ -67,7 +70,9 @@ def all_sites() -> Mapping[str, Site]:
 
     sites = (
         Site("draft-step", DECODE_REPLAY | DRAFT, draft_step.edits),
+        Site("plan-update-decode", DECODE_REPLAY, plan_update.decode_edits, for_update=True),
         Site("capture-decode", DECODE_REPLAY, capture_decode.edits),
+        Site("plan-update-verify", VERIFY_REPLAY, plan_update.verify_edits, for_update=True),
         Site("capture-verify", VERIFY_REPLAY, capture_verify.edits),
         Site("eager-draft", frozenset({("draft-decode", "eager")}), eager_draft.edits),
         Site("eager-verify", VERIFY_EAGER, eager_verify.edits),

@@ -6,7 +6,6 @@ keeps FlashInfer's plan; ours is called by the updater with what the capture fro
 
 from __future__ import annotations
 
-from ..backend import DECODE_UPDATER_CLASS
 from ..edits import Edit, instead
 from . import Context
 
@@ -15,6 +14,7 @@ def edits(context: Context) -> list[Edit]:
     backend = context.backend
     site, install = backend.decode_install
     backend.require_names(site.function, "bs", "seq_lens", "spec_info")
+    backend.refuse_half_replaced()
     wrapper = site.argument("decode_wrapper")
     assert wrapper is not None
     name = backend.source.code(wrapper)
@@ -24,6 +24,6 @@ def edits(context: Context) -> list[Edit]:
         "capture_decode",
         calls=("mlagen_capture_decode",),
         wrapper=name,
-        heads=backend.heads_of(DECODE_UPDATER_CLASS, "wrapper"),
+        heads=backend.heads_of("decode-updater-class", "wrapper"),
     )
     return [instead(backend.source, "capture-decode", install, install, lines)]

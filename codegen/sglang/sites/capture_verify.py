@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..backend import PREFILL_UPDATER_CLASS, CallSite, installs_plan
+from ..backend import CallSite, installs_plan
 from ..edits import Edit, after, instead
 from . import Context
 
@@ -17,12 +17,15 @@ def edits(context: Context) -> list[Edit]:
     backend = context.backend
     statement, wrapper, site = backend.verify_capture
     backend.require_names(site.function, "bs", "seq_lens", "spec_info")
+    guarded = not site.only("is_target_verify")
+    if guarded:
+        backend.require_names(site.function, "forward_mode")
     lines = context.lines(
         "capture_verify",
         calls=("mlagen_capture_verify",),
         wrapper=wrapper,
-        heads=backend.heads_of(PREFILL_UPDATER_CLASS, "wrapper_paged"),
-        guarded=not site.under("is_target_verify"),
+        heads=backend.heads_of("prefill-updater-class", "wrapper_paged"),
+        guarded=guarded,
     )
     own = _own_install(site, wrapper)
     known = [own] if own is not None else []

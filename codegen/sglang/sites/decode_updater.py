@@ -7,7 +7,6 @@ FlashInfer 0.7 compares with kv_indptr.
 
 from __future__ import annotations
 
-from ..backend import DECODE_UPDATER_CLASS
 from ..edits import Edit, add_arguments, add_parameter, before
 from ..plan_call import find_plan_call
 from ..source import Refused
@@ -17,7 +16,7 @@ from . import REQUEST, REQUEST_TYPE, Context
 def edits(context: Context) -> list[Edit]:
     backend = context.backend
     source = backend.source
-    update, call, begin = backend.updater(DECODE_UPDATER_CLASS)
+    update, call, begin = backend.updater("decode-updater-class")
     backend.require_names(begin, "kv_indptr", "kv_indices")
     if context.features.drafts:
         backend.require_names(begin, "kv_lens", "spec_info")

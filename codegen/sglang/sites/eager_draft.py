@@ -7,6 +7,7 @@ the committed tokens alone. Added: the step's request, its spec_info.
 from __future__ import annotations
 
 from ..edits import Edit, add_arguments, before
+from ..features import refuse_pages
 from ..source import Refused
 from . import REQUEST, Context
 
@@ -16,6 +17,7 @@ def edits(context: Context) -> list[Edit]:
     source = backend.source
     site = backend.decode_eager
     backend.require_names(site.function, "forward_batch")
+    refuse_pages(context.features, "draft decode", source.first(site.statement))
     if site.argument("spec_info") is not None:
         raise Refused(
             "anchor-changed",

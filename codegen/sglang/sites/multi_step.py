@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..backend import MULTI_STEP_CLASS
 from ..edits import Edit, before
 from ..nodes import is_call, walk
 from ..source import Refused
@@ -16,10 +15,11 @@ from . import Context
 
 def edits(context: Context) -> list[Edit]:
     source = context.backend.source
+    names = context.backend.names
     if not context.features.drafts and not context.backend.has_verify:
         return []
-    owner = source.one_class(MULTI_STEP_CLASS)
-    method = source.one_method(owner, "common_template")
+    owner = source.one_class(names["draft-backend-class"])
+    method = source.one_method(owner, names["draft-loop-method"])
     loops = [
         node
         for node in walk(method)
@@ -29,7 +29,7 @@ def edits(context: Context) -> list[Edit]:
     ]
     loop = source.exactly_one(
         loops,
-        f"loop over draft steps in {MULTI_STEP_CLASS}.common_template",
+        f"loop over draft steps in {owner.name.value}.{method.name.value}",
         line=source.first(method),
     )
     calls = [
@@ -40,9 +40,10 @@ def edits(context: Context) -> list[Edit]:
         and is_call(statement.body[0].value, "call_fn")
     ]
     call = source.exactly_one(calls, "call of call_fn in that loop", line=source.first(loop))
-    if b"self.attn_backends[" not in source.data:
+    backends = names["draft-backends"]
+    if f"self.{backends}[".encode() not in source.data:
         raise Refused(
-            "anchor-missing", "looked for self.attn_backends, found none", source.first(owner)
+            "anchor-missing", f"looked for self.{backends}, found none", source.first(owner)
         )
     assert isinstance(loop.target, cst.Name)
     lines = context.lines("multi_step", step=loop.target.value)

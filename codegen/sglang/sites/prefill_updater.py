@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from ..backend import PREFILL_UPDATER_CLASS
 from ..edits import Edit, add_arguments, add_parameter, before
 from ..nodes import assigned
 from ..plan_call import PlanCall, find_plan_call
@@ -22,7 +21,7 @@ from . import REQUEST, REQUEST_TYPE, Context
 def edits(context: Context) -> list[Edit]:
     backend = context.backend
     source = backend.source
-    update, call, begin = backend.updater(PREFILL_UPDATER_CLASS)
+    update, call, begin = backend.updater("prefill-updater-class")
     backend.require_names(begin, "qo_indptr", "kv_indptr", "kv_indices")
     plan = find_plan_call(source, begin, "wrapper_paged")
     if plan.arguments["causal"] != "True":

@@ -40,13 +40,16 @@ def edits(context: Context) -> list[Edit]:
     source = backend.source
     site = backend.verify_replay
     backend.require_names(site.function, "bs", "seq_lens", "seq_lens_cpu", "spec_info")
+    guarded = not site.only("is_target_verify")
+    if guarded:
+        backend.require_names(site.function, "forward_mode")
     wrapper = site.argument("prefill_wrapper_paged")
     assert wrapper is not None
     lines = context.lines(
         "replay_verify",
         calls=("mlagen_request_verify",),
         wrapper=source.code(wrapper),
-        guarded=any("is_draft_extend()" in test for test in site.tests),
+        guarded=guarded,
     )
     own = _own_statements(source, site)
     if not own:

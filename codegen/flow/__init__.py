@@ -1,0 +1,1 @@
+"""Follows Python code without running it, to find where the host waits for the GPU."""
