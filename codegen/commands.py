@@ -11,22 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import GeneratedTestsFailed, Problem, UsageError, usage
-from .flashinfer.api import PlanApi
-from .flashinfer.find import FlashInferSource, find_flashinfer
+from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
+from .inputs import Facts, existing_spec, inputs_of, named_by_manifest, package_of
 from .provenance import as_text, read_header, remove_regions
 from .publish import publish, write_tree
 from .report import RanTest, Report, unified_diff
-from .sglang.find import BACKEND_FILE, FoundTarget, find_target
-from .spec import Spec, find_spec, load_spec
+from .sglang.find import BACKEND_FILE, find_target
+from .spec import find_spec, load_spec
 
 if TYPE_CHECKING:
     from .bench import Result
     from .bench_report import BenchReport
     from .gpu import GpuHost, NoGpu
     from .prove import Suite
-
-Facts = tuple[tuple[str, str], ...]
 
 
 def render(
@@ -39,12 +37,12 @@ def render(
     """Write generated/, or tell whether it is current."""
     from . import generated
 
-    spec = _load_spec(spec_file)
+    spec = existing_spec(spec_file)
     folder = out or spec_file.parent / "generated"
     if check:
         source = find_flashinfer(flashinfer or generated.requirement_of(folder))
     else:
-        source = find_flashinfer(flashinfer, otherwise=_named_by_manifest(folder, flashinfer))
+        source = find_flashinfer(flashinfer, otherwise=named_by_manifest(folder, flashinfer))
     api = read_plan_api(source, allow_unknown=allow_unknown)
     made = generated.generate(spec, api)
     facts = (
@@ -103,7 +101,7 @@ def patch(
         raise _not_written_to(
             path, "add --diff to see the change, or --out DIR to have the patched file"
         )
-    inputs = _inputs(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
+    inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         reasons = "; ".join(f"{name}: {why}" for name, why in made.target.absent.items())
@@ -173,7 +171,7 @@ def check(
     from .check import check_file
 
     found = find_target(path)
-    inputs = _inputs(found, spec_path, flashinfer, only, as_patched=True)
+    inputs = inputs_of(found, spec_path, flashinfer, only, as_patched=True)
     result = check_file(found, inputs.spec, inputs.api)
     how = ", as derived from its source" if inputs.api.derived else ""
     verdict = (f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}",)
@@ -201,7 +199,7 @@ def inspect(path: str | None, spec_path: Path | None, flashinfer: str | None) ->
     from .plugin_run import installed_plugin
 
     found = find_target(path)
-    inputs = _inputs(found, spec_path, flashinfer, (), as_patched=True)
+    inputs = inputs_of(found, spec_path, flashinfer, (), as_patched=True)
     stock = find_waits(inputs.source)
     result = inspect_file(found, inputs.spec, inputs.api, stock)
     return Report(
@@ -263,10 +261,10 @@ def _test_rendering(spec_path: Path | None, flashinfer: str | None, wish: _Wish)
     from .render import render
 
     place = spec_path or find_spec(Path.cwd())
-    spec = _load_spec(place)
+    spec = existing_spec(place)
     select(spec, wish.only)
     source, why = find_flashinfer(flashinfer) if flashinfer is not None else None, "given"
-    chosen = gpu.find_python(wish.python, (_package_of(source),))
+    chosen = gpu.find_python(wish.python, (package_of(source),))
     host: GpuHost | NoGpu | None = None
     if source is None:
         host = _must_run(gpu.look(chosen))
@@ -288,7 +286,7 @@ def _test_file(path: str, spec_path: Path | None, flashinfer: str | None, wish: 
     if wish.python is not None and flashinfer is None:
         host = _must_run(gpu.look(gpu.find_python(wish.python)))
         flashinfer, why = str(host.package), f"that of {host.python}"
-    inputs = _inputs(found, spec_path, flashinfer, (), as_patched=True, given=why)
+    inputs = inputs_of(found, spec_path, flashinfer, (), as_patched=True, given=why)
     select(inputs.spec, wish.only)
     made = prepare(found, inputs.spec, inputs.api)
     patched = read_header(found.data, path=found.label) is not None
@@ -397,7 +395,7 @@ def _measured(
     from .spec import shipped_spec
 
     source = find_flashinfer(flashinfer) if flashinfer is not None else None
-    chosen = gpu.find_python(python, (_package_of(source),))
+    chosen = gpu.find_python(python, (package_of(source),))
     if source is None:
         host = _must_measure(gpu.look(chosen))
         source = find_flashinfer(str(host.package))
@@ -448,121 +446,7 @@ def _must_measure(host: GpuHost | NoGpu, kept: Path | None = None) -> GpuHost:
     raise usage(message, path="mlagen bench", code="cannot-measure", hint=hint)
 
 
-# --- inputs -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The spec with the chosen variants, FlashInfer's PlanApi and source, and what was taken, to
-    tell.
-    `places`: what lies in the environment that the file runs in, if any of it does."""
-
-    spec: Spec
-    api: PlanApi
-    facts: Facts
-    places: tuple[Path | None, ...]
-    source: FlashInferSource
-
-
-def _inputs(
-    found: FoundTarget,
-    spec_path: Path | None,
-    flashinfer: str | None,
-    only: tuple[str, ...],
-    *,
-    as_patched: bool = False,
-    given: str = "given",
-    allow_unknown: bool = False,
-) -> _Inputs:
-    """What a command on a file works with.
-
-    `as_patched`: where none is chosen, a file that was patched with --only is looked at for
-    just those variants, and where it was patched with --allow-unknown, FlashInfer is read so again.
-    `given`: how to tell that FlashInfer was.
-    """
-    from .patch import select
-
-    place = spec_path or find_spec(Path.cwd())
-    spec = _load_spec(place)
-    header = read_header(found.data, path=found.label) if as_patched else None
-    allow_unknown = allow_unknown or (header is not None and header.derived)
-    if header is not None and not only:
-        only = tuple(v.name for v in spec.variants if v.name in header.variants)
-    spec = select(spec, only)
-    source, why = _flashinfer_for(found, flashinfer, place.parent / "generated")
-    facts: Facts = (
-        ("file", found.label),
-        ("variants.yaml", str(place)),
-        ("FlashInfer", f"{source.label} ({given if flashinfer is not None else why})"),
-    )
-    file = found.file
-    places = (file.path, file.resolved) if file is not None else ()
-    api = read_plan_api(source, allow_unknown=allow_unknown)
-    facts = (*facts, *derived_facts(api))
-    return _Inputs(spec, api, facts, (*places, _package_of(source)), source)
-
-
-def _package_of(source: FlashInferSource | None) -> Path | None:
-    """The folder that a FlashInfer was read from, None for a wheel."""
-    return Path(source.place) if source is not None and Path(source.place).is_dir() else None
-
-
-def _flashinfer_for(
-    found: FoundTarget, explicit: str | None, folder: Path
-) -> tuple[FlashInferSource, str]:
-    """The FlashInfer to write for, and why that one: the one given; for a fetched release the
-    one it pins; the one installed beside the file or beside mlagen; the one that MANIFEST.json
-    in `folder` names."""
-    if explicit is not None:
-        return find_flashinfer(explicit), "given"
-    if found.pinned_flashinfer is not None:
-        return _pinned(found, found.pinned_flashinfer), "pinned by that release"
-    near = found.file.resolved if found.file is not None else None
-    try:
-        return find_flashinfer(None, near=near), "installed"
-    except UsageError:
-        named = _named_by_manifest(folder, None)
-        if named is None:
-            raise
-    return find_flashinfer(named), "none is installed; generated/MANIFEST.json names it"
-
-
-def _pinned(found: FoundTarget, version: str) -> FlashInferSource:
-    """The FlashInfer that a release pins. Where it cannot be had, a file that would be refused
-    anyway is refused for its own reason."""
-    try:
-        return find_flashinfer(version)
-    except UsageError as error:
-        from .sglang.locate import refuse_hopeless
-
-        refuse_hopeless(remove_regions(found.data, path=found.label), found.label)
-        first = error.problems[0]
-        hint = "give --flashinfer: a version that has a wheel (0.5.0 on), a folder or a wheel file"
-        raise UsageError(replace(first, hint=hint)) from None
-
-
-def _named_by_manifest(folder: Path, explicit: str | None) -> str | None:
-    """The FlashInfer version that MANIFEST.json in `folder` names. Not read where one is given:
-    a broken manifest must not stand in the way of its own repair."""
-    from . import generated
-
-    if explicit is not None or not (folder / generated.MANIFEST).is_file():
-        return None
-    return generated.manifest_of(folder).flashinfer
-
-
 def _not_written_to(path: str, hint: str) -> UsageError:
     return usage(
         "a fetched release is not written to", path=path, code="nothing-to-write", hint=hint
     )
-
-
-def _load_spec(path: Path) -> Spec:
-    if not path.exists():
-        raise usage(
-            "no such file",
-            path=str(path),
-            code="missing",
-            hint="give a variants.yaml; commands with --spec take mlagen's own without it",
-        )
-    return load_spec(path)

@@ -7,10 +7,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from . import commands
 from .errors import usage
 from .fetch import WheelTree, fetch
 from .flashinfer.api import PlanApi
+from .inputs import Facts, inputs_of
 from .patch import prepare, site_states
 from .plugin import (
     DISTRIBUTION,
@@ -26,8 +26,6 @@ from .prove import before_publishing
 from .publish import write_tree
 from .report import RanTest, Report
 from .sglang.find import BACKEND_FILE, FoundTarget, find_target
-
-Facts = tuple[tuple[str, str], ...]
 
 
 def plugin(
@@ -52,7 +50,7 @@ def plugin(
         raise usage("--check writes nothing, --test is for what is written", path="--test")
     found = find_target(path)
     require_registry(found, _registry(path, found))
-    inputs = commands._inputs(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
+    inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         reasons = "; ".join(f"{name}: {why}" for name, why in made.target.absent.items())
