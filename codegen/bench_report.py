@@ -31,7 +31,7 @@ from .bench import (
     thousands,
 )
 from .errors import Problem
-from .report import SCHEMA_VERSION, Printer, Report, render_text
+from .report import SCHEMA_VERSION, Facts, Printer, Report, render_text
 
 _MARKS = {"met": "met", "within noise": "within noise", "missed": "**missed**"}
 
@@ -48,7 +48,7 @@ class BenchReport(Report):
         results: tuple[Result, ...],
         gate: bool,
         *,
-        facts: tuple[tuple[str, str], ...] = (),
+        facts: Facts = (),
         notes: tuple[str, ...] = (),
     ) -> BenchReport:
         """Exit code 1 where a bar is missed and `gate` asks for that."""

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from .errors import GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
-from .inputs import Facts, existing_spec, inputs_of, named_by_manifest, package_of
+from .inputs import existing_spec, inputs_of, named_by_manifest, package_of
 from .provenance import as_text, read_header, remove_regions
 from .publish import publish, write_tree
-from .report import RanTest, Report, unified_diff
+from .report import Facts, RanTest, Report, unified_diff
 from .sglang.find import BACKEND_FILE, find_target
 from .spec import find_spec, load_spec
 
@@ -104,13 +104,7 @@ def patch(
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
-        reasons = "; ".join(f"{name}: {why}" for name, why in made.target.absent.items())
-        raise usage(
-            f"none of the chosen variants has a place in this file ({reasons})",
-            path=found.label,
-            code="no-place",
-            hint="choose another variant; `mlagen unpatch` takes out what is there",
-        )
+        raise made.no_place("choose another variant; `mlagen unpatch` takes out what is there")
     notes: list[str] = []
     tests: tuple[RanTest, ...] = ()
     written = False

@@ -10,10 +10,9 @@ from .flashinfer.api import PlanApi
 from .flashinfer.find import FlashInferSource, find_flashinfer
 from .flashinfer.read import derived_facts, read_plan_api
 from .provenance import read_header, remove_regions
+from .report import Facts
 from .sglang.find import FoundTarget
 from .spec import Spec, find_spec, load_spec
-
-Facts = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from .flashinfer.waits import StockWaits
 from .judge import HostSync, host_syncs, waits_of_steps
 from .patch import Patch, prepare, site_states
 from .provenance import read_header
-from .report import SiteState, Wait
+from .report import Facts, SiteState, Wait
 from .sglang.find import FoundTarget
 from .spec import Spec
 
@@ -21,7 +21,7 @@ from .spec import Spec
 class Inspected:
     """What `inspect` shows of one file. `problems` are why it cannot be patched, if so."""
 
-    facts: tuple[tuple[str, str], ...]
+    facts: Facts
     sites: tuple[SiteState, ...]
     problems: tuple[Problem, ...]
     waits: tuple[Wait, ...] = ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from . import provenance
-from .errors import DriftError, EditedError, Problem, usage
+from .errors import DriftError, EditedError, Problem, UsageError, usage
 from .flashinfer.api import PlanApi
 from .render import Rendered, render
 from .report import SiteState, State
@@ -37,6 +37,16 @@ class Patch:
     def changes(self) -> bool:
         """Whether the file would change."""
         return self.found.data != self.patched
+
+    def no_place(self, hint: str = "choose another variant") -> UsageError:
+        """The refusal where none of the chosen variants has a place in the file."""
+        reasons = "; ".join(f"{name}: {why}" for name, why in self.target.absent.items())
+        return usage(
+            f"none of the chosen variants has a place in this file ({reasons})",
+            path=self.found.label,
+            code="no-place",
+            hint=hint,
+        )
 
 
 def select(spec: Spec, only: Iterable[str]) -> Spec:

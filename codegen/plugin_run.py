@@ -10,7 +10,7 @@ from pathlib import Path
 from .errors import usage
 from .fetch import WheelTree, fetch
 from .flashinfer.api import PlanApi
-from .inputs import Facts, inputs_of
+from .inputs import inputs_of
 from .patch import prepare, site_states
 from .plugin import (
     DISTRIBUTION,
@@ -24,7 +24,7 @@ from .plugin import (
 )
 from .prove import before_publishing
 from .publish import write_tree
-from .report import RanTest, Report
+from .report import Facts, RanTest, Report
 from .sglang.find import BACKEND_FILE, FoundTarget, find_target
 
 
@@ -53,13 +53,7 @@ def plugin(
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
-        reasons = "; ".join(f"{name}: {why}" for name, why in made.target.absent.items())
-        raise usage(
-            f"none of the chosen variants has a place in this file ({reasons})",
-            path=found.label,
-            code="no-place",
-            hint="choose another variant",
-        )
+        raise made.no_place()
     _require_own(out)
     read = read_with_files(inputs.source, allow_unknown=allow_unknown)
     facts = made_for(made, read[1])

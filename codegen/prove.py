@@ -15,10 +15,8 @@ from .errors import GeneratedTestsFailed, Problem, usage
 from .extract import functions_of
 from .patch import Patch, mlagen_version
 from .publish import write_tree
-from .render import Rendered, render_module
-from .report import Outcome, Printer, RanTest
-
-Facts = tuple[tuple[str, str], ...]
+from .render import Rendered, module_files
+from .report import Facts, Outcome, Printer, RanTest
 
 #: Failed tests that an error shows, and lines of the message of each.
 SHOWN_TESTS, SHOWN_LINES = 10, 6
@@ -63,13 +61,7 @@ def suite_of_file(made: Patch, only: Collection[str] = ()) -> Suite:
     served = [variant.name for variant in spec.variants if variant.name not in absent]
     chosen = [name for name in served if not only or name in only]
     if not chosen:
-        reasons = "; ".join(f"{name}: {why}" for name, why in absent.items())
-        raise usage(
-            f"none of the chosen variants has a place in this file ({reasons})",
-            path=made.found.label,
-            code="no-place",
-            hint="choose another variant",
-        )
+        raise made.no_place()
     functions = functions_of(made.patched, made.found.label)
     return _suite(functions, made.rendered, f"those of {made.found.label}", chosen)
 
@@ -77,10 +69,7 @@ def suite_of_file(made: Patch, only: Collection[str] = ()) -> Suite:
 def suite_of_rendering(rendered: Rendered, only: Collection[str] = ()) -> Suite:
     """All functions as `generated/` shows them, and the tests of all variants or of `only`."""
     head = _header(rendered, "as `mlagen render` shows them")
-    functions = {
-        f"{module}.py": render_module(rendered, module, head).encode()
-        for module in ("plans", "hooks")
-    }
+    functions = module_files(rendered, head)
     names = [variant.name for variant in rendered.spec.variants]
     chosen = [name for name in names if not only or name in only]
     return _suite(functions, rendered, "as `mlagen render` shows them", chosen)
@@ -96,11 +85,9 @@ def _suite(
 
 
 def _header(rendered: Rendered, source: str) -> tuple[str, ...]:
-    api = rendered.api
     return (
         f"Written by mlagen {mlagen_version()} to test its functions, {source}.",
-        f"FlashInfer {api.version or '(version unknown)'}, era {api.era_text}, "
-        f"source {api.digest[:12]}",
+        rendered.api.source_text,
     )
 
 

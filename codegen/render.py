@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -191,6 +191,14 @@ def render_module(rendered: Rendered, module: str, header: Iterable[str]) -> str
         fragments=fragments,
     )
     return text.strip("\n") + "\n"
+
+
+def module_files(rendered: Rendered, header: Sequence[str]) -> dict[str, bytes]:
+    """All functions as `generated/` shows them, by file name."""
+    return {
+        f"{module}.py": render_module(rendered, module, header).encode()
+        for module in ("plans", "hooks")
+    }
 
 
 def import_lines(names: Iterable[str]) -> tuple[str, ...]:

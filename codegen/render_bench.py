@@ -11,7 +11,7 @@ from typing import Any
 
 from .gpu import PACKAGE
 from .patch import mlagen_version
-from .render import Rendered, context_of, environment, render_module
+from .render import Rendered, context_of, environment, module_files
 
 FOLDER = "bench"
 #: The script to run, below the folder that `bench_files` fills.
@@ -23,13 +23,9 @@ def bench_files(rendered: Rendered) -> dict[str, bytes]:
     """All that a GPU machine needs, by name below a folder of its own: the functions as
     `mlagen render` shows them, and the scripts."""
     header = _header(rendered)
-    functions = {
-        f"{module}.py": render_module(rendered, module, header).encode()
-        for module in ("plans", "hooks")
-    }
     files = {
         "__init__.py": b"",
-        **functions,
+        **module_files(rendered, header),
         **scripts(rendered, header),
     }
     return {f"{PACKAGE}/{name}": data for name, data in files.items()}
@@ -45,11 +41,9 @@ def scripts(rendered: Rendered, header: Iterable[str]) -> dict[str, bytes]:
 
 
 def _header(rendered: Rendered) -> tuple[str, ...]:
-    api = rendered.api
     return (
         f"Written by mlagen {mlagen_version()} to measure its functions.",
-        f"FlashInfer {api.version or '(version unknown)'}, era {api.era_text}, "
-        f"source {api.digest[:12]}",
+        rendered.api.source_text,
     )
 
 

@@ -21,6 +21,8 @@ from .provenance import as_bytes
 
 #: Of the JSON that `render_json` makes; goes up when a key changes its meaning or goes away.
 SCHEMA_VERSION: Final = 1
+#: Pairs of name and value; a name may come more than once.
+Facts: TypeAlias = tuple[tuple[str, str], ...]
 #: How a report is shown: see `Printer.report`.
 Format: TypeAlias = Literal["text", "json", "github"]
 FORMATS: Final[tuple[Format, ...]] = ("text", "json", "github")
@@ -106,7 +108,7 @@ class Report:
     exit_code: int
     problems: tuple[Problem, ...] = ()
     sites: tuple[SiteState, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
+    facts: Facts = ()
     diff: str = ""
     notes: tuple[str, ...] = ()
     tests: tuple[RanTest, ...] = ()

@@ -18,13 +18,11 @@ from .flashinfer.waits import find_waits
 from .names import bound_by
 from .patch import Patch, prepare, select, site_states
 from .provenance import Header, as_bytes, as_text, find_regions, read_header
-from .report import Report, SiteState, unified_diff
+from .report import Facts, Report, SiteState, unified_diff
 from .sglang.features import Features
 from .sglang.find import FoundTarget, find_target
 from .sglang.locate import PLANS_SITE, refuse_hopeless
 from .spec import Spec, find_spec, load_spec
-
-Facts = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)

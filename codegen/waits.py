@@ -12,10 +12,8 @@ from dataclasses import replace
 from .flashinfer.waits import PlanWait, StockWaits
 from .flow.tensors import KINDS
 from .judge.paths import PathWait, Step, StepWaits
-from .report import Wait
+from .report import Facts, Wait
 from .spec import Spec
-
-Facts = tuple[tuple[str, str], ...]
 
 #: The slot of a variant that plans a step: `serves` in variants.yaml.
 _SERVES: Mapping[Step, str] = {

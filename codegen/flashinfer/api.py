@@ -158,6 +158,12 @@ class PlanApi:
     derived: tuple[str, ...] = ()
 
     @property
+    def source_text(self) -> str:
+        """Which FlashInfer a rendered file is for, in the words of its header."""
+        version = self.version or "(version unknown)"
+        return f"FlashInfer {version}, era {self.era_text}, source {self.digest[:12]}"
+
+    @property
     def era_text(self) -> str:
         """The era for headers and reports; says so where it is not one that mlagen knows."""
         return f"{UNKNOWN_ERA} (nearest: {self.era.value})" if self.derived else self.era.value

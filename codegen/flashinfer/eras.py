@@ -8,12 +8,15 @@ decisions: forks and post-releases carry the same number and other code.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from .api import PLANNER_ARGUMENTS, Era
 
 Method = Literal["plan", "plan.default", "plan_with_staged_workspace_bytes"]
 Holder = Literal["wrapper", "planned_backend"]
+
+#: The method of 0.7's staging proxy that plans, and tells how many bytes it staged.
+STAGED: Final = "plan_with_staged_workspace_bytes"
 
 #: The class that SGLang holds, and the modules that export it (SGLang imports from the second).
 WRAPPER_CLASS = "BatchMLAPagedAttentionWrapper"

@@ -32,7 +32,6 @@ from .syntax import (
     text,
 )
 
-_STAGED = "plan_with_staged_workspace_bytes"
 #: The nine, as FlashInfer writes them.
 EXPECTED_ARGUMENTS = tuple(eras.ARGUMENT_TEXTS.values())
 
@@ -363,7 +362,7 @@ def _returns(
     modules: Modules, call: PlannerCall, row: eras.KnownCall
 ) -> Literal["plan_info", "plan_info_and_bytes"]:
     """How the result is taken: whole, or apart into (plan_info, staged bytes)."""
-    expected = 2 if row.method == _STAGED else 1
+    expected = 2 if row.method == eras.STAGED else 1
     target = "nothing"
     for node in ordered(call.method_of.node):
         if isinstance(node, ast.Assign) and node.value is call.node:

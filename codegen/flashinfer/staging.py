@@ -11,8 +11,6 @@ from .api import PrivateCall
 from .planner import Planner
 from .syntax import Found, Modules, ordered, text
 
-_STAGED = "plan_with_staged_workspace_bytes"
-
 
 @dataclass(frozen=True)
 class Staging:
@@ -31,7 +29,7 @@ def staging(modules: Modules, planner: Planner, call: PrivateCall, missing: list
     the call decides, and `missing` gains a sentence. DriftError where the call says that Python
     stages and no class does: such a plan would never reach the device.
     """
-    staged = call.method == _STAGED
+    staged = call.method == eras.STAGED
     makers = (modules.by_path(call.place.path), planner.view.module)
     for module in dict.fromkeys(m.name for m in makers if m is not None):
         found = modules.find(module, eras.MODULE_BUILDER)
@@ -76,7 +74,7 @@ def _raw_module(proxy: ast.ClassDef) -> str | None:
     plans before it copies; None where its method has another form."""
     found: list[str] = []
     for method in proxy.body:
-        if not isinstance(method, ast.FunctionDef) or method.name != _STAGED:
+        if not isinstance(method, ast.FunctionDef) or method.name != eras.STAGED:
             continue
         rest = method.args.vararg
         for node in ordered(method):

@@ -5,7 +5,6 @@ Skipped, and said so, where this Python has no GPU or no FlashInfer.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,14 +93,6 @@ FAULTS = [
         id="a batch of another size",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def host() -> gpu.GpuHost:
-    found = gpu.look(sys.executable)
-    if isinstance(found, gpu.NoGpu):
-        pytest.skip(found.reason)
-    return found
 
 
 def rendered_for(host: gpu.GpuHost, spec: Spec) -> Rendered:

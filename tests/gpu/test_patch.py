@@ -23,14 +23,6 @@ pytestmark = pytest.mark.gpu
 RELEASES = ("0.5.17", "0.5.23", "0.5.10")
 
 
-@pytest.fixture(scope="module")
-def host() -> gpu.GpuHost:
-    found = gpu.look(sys.executable)
-    if isinstance(found, gpu.NoGpu):
-        pytest.skip(found.reason)
-    return found
-
-
 @pytest.fixture
 def file(tmp_path: Path, host: gpu.GpuHost) -> Path:
     """A back-end file as released, for itself."""
