@@ -1,4 +1,5 @@
-"""`mlagen inspect PATH`: the shape of a file, its sites and their state, its waits."""
+"""`mlagen inspect PATH`: the shape of a file, its sites and their state, its waits, and what reads
+lengths on the host."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from . import waits as told
 from .errors import DriftError, EditedError, Problem
 from .flashinfer.api import PlanApi
 from .flashinfer.waits import StockWaits
-from .judge import HostSync, host_syncs, waits_of_steps
+from .judge import HostRead, HostSync, host_reads, host_syncs, waits_of_steps
 from .patch import Patch, prepare, site_states
 from .provenance import read_header
 from .report import Facts, SiteState, Wait
@@ -63,6 +64,7 @@ def inspect_file(
     waits = told.step_reports(found.label, steps, after, spec, absent)
     facts += told.step_facts(steps, waits)
     facts += _elsewhere(host_syncs(data, found.label), waits)
+    facts += _read_lengths(host_reads(data, found.label))
     return Inspected(tuple(facts), site_states(found, patch, spec), problems, waits)
 
 
@@ -74,6 +76,20 @@ def _elsewhere(syncs: Sequence[HostSync], waits: Sequence[Wait]) -> list[tuple[s
         for sync in syncs
         if sync.line not in lines
     ]
+
+
+def _read_lengths(reads: Sequence[HostRead]) -> list[tuple[str, str]]:
+    """What uses lengths on the host, a method at a time; of mlagen's own lines how many."""
+    methods: dict[str, list[str]] = {}
+    for read in reads:
+        if not read.ours:
+            place = f"line {read.line}, {read.expression} ({read.use})"
+            methods.setdefault(read.where, []).append(place)
+    texts = [f"{where}: {'; '.join(places)}" for where, places in methods.items()]
+    ours = sum(read.ours for read in reads)
+    if ours:
+        texts.append(f"mlagen's own lines: {ours} place{'s' if ours > 1 else ''}, not listed")
+    return [("host lengths read", text) for text in texts or ["nowhere in this file"]]
 
 
 def _when(sync: HostSync) -> str:

@@ -33,10 +33,20 @@ from .case import NOTE, Case
 from .lengths import find_lengths
 from .paths import StepWaits, step_waits
 from .plans import find_plans
+from .readers import HostRead, find_reads
 from .source import by_line, read_source
 from .syncs import HostSync, find_syncs
 
-__all__ = ["HostSync", "StepWaits", "host_syncs", "is_note", "judge", "waits_of_steps"]
+__all__ = [
+    "HostRead",
+    "HostSync",
+    "StepWaits",
+    "host_reads",
+    "host_syncs",
+    "is_note",
+    "judge",
+    "waits_of_steps",
+]
 
 _JUDGES = (
     fit,
@@ -88,6 +98,15 @@ def host_syncs(source: bytes, path_label: str) -> tuple[HostSync, ...]:
         DriftError: as `judge`.
     """
     return find_syncs(read_source(source, path_label))
+
+
+def host_reads(source: bytes, path_label: str) -> tuple[HostRead, ...]:
+    """What in `source` uses lengths on the host, in the order of its lines.
+
+    Raises:
+        DriftError: as `judge`.
+    """
+    return find_reads(read_source(source, path_label))
 
 
 def waits_of_steps(
