@@ -143,6 +143,10 @@ class Formula:
         """True where no length is named."""
         return not self.uses
 
+    def shifts(self, name: str) -> bool:
+        """Whether the value is that of `name` and a number that is the same for all requests."""
+        return self.vectors == (name,) and _shifts(self.tree, name)
+
     def evaluate(self, env: Mapping[str, int]) -> int:
         """The value for one request.
 
@@ -429,6 +433,22 @@ def _least(node: Node) -> int | None:
 
 
 # --- evaluating and emitting -----------------------------------------------------------------
+
+
+def _shifts(node: Node, name: str) -> bool:
+    """Whether `name` is one term of a sum, once, and not one that is taken away."""
+    if isinstance(node, Binary) and node.op in ("+", "-"):
+        in_left, in_right = _mentions(node.left, name), _mentions(node.right, name)
+        if in_left and not in_right:
+            return _shifts(node.left, name)
+        return in_right and not in_left and node.op == "+" and _shifts(node.right, name)
+    return isinstance(node, Name) and node.name == name
+
+
+def _mentions(node: Node, name: str) -> bool:
+    if isinstance(node, Binary):
+        return _mentions(node.left, name) or _mentions(node.right, name)
+    return isinstance(node, Name) and node.name == name
 
 
 def _evaluate(node: Node, env: Mapping[str, int]) -> int:

@@ -20,7 +20,7 @@ from .errors import DriftError, Problem
 from .flashinfer.api import PlanApi
 from .fork import RELEASED, Names
 from .resolve import by_slot, check, names_of
-from .spec import Spec, Variant
+from .spec import Spec, Variant, device_variants
 
 #: Modules that emitted code imports names from. The order is the order of the imports.
 IMPORTS: Mapping[str, tuple[str, str]] = {
@@ -35,7 +35,11 @@ IMPORTS: Mapping[str, tuple[str, str]] = {
     "Optional": ("typing", "Optional"),
     "np": ("numpy", ""),
     "torch": ("torch", ""),
+    "triton": ("triton", ""),
+    "tl": ("triton.language", ""),
 }
+#: Those of them that a module of `generated/` imports in a block of its own, or not at all.
+_THIRD_PARTY = ("np", "torch", "triton", "tl")
 
 
 #: Names of SGLang's file that an emitted function must not hide.
@@ -148,7 +152,7 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     Raises DriftError where FlashInfer's `run` reads state that mlagen cannot leave right.
     """
     _check_state(api)
-    context = context_of(api)
+    context = {**context_of(api), "on_device": bool(device_variants(spec))}
     fragments = [
         _fragment("notes", "plans", "plan/notes.py.jinja", context),
         _fragment("types", "plans", "plan/types.py.jinja", context),
@@ -159,6 +163,11 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     if api.update is not None:
         fragments.append(_fragment("update", "plans", "plan/update.py.jinja", context))
     fragments.append(_fragment("guards", "plans", "plan/guards.py.jinja", context))
+    if context["on_device"]:
+        fragments += [
+            _fragment("device_kernel", "plans", "plan/device_kernel.py.jinja", context),
+            _fragment("device", "plans", "plan/device.py.jinja", context),
+        ]
     for variant in spec.variants:
         fragments += _plan_fragments(variant, context)
     fragments += _hook_fragments(spec, context)
@@ -179,12 +188,13 @@ def render_module(rendered: Rendered, module: str, header: Iterable[str]) -> str
         for name in fragment.defines
         if name in words and name not in defined
     )
-    imports = [name for name in IMPORTS if name in words and name not in ("np", "torch")]
+    imports = [name for name in IMPORTS if name in words and name not in _THIRD_PARTY]
     annotates = "BatchMLAPagedAttentionWrapper" in words
     template = environment().get_template("module.py.jinja")
     text = template.render(
         header=tuple(header),
         arrays="np" in words,
+        triton="triton" in words,
         imports=import_lines(["TYPE_CHECKING", *imports] if annotates else imports),
         elsewhere=elsewhere,
         type_checking=annotates,
@@ -336,10 +346,15 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
         "draft_eager": _entry(slots.get(("draft-decode", "eager", False))),
         "dcp": _entry(slots.get(("decode", "replay", True))),
     }
-    if any(decoding.values()):
-        scope = {**context, **decoding}
-        fragments.append(_fragment("decode", "hooks", "hooks/decode.py.jinja", scope))
     replay = slots.get(("target-verify", "replay", False))
+    if context["on_device"]:
+        scope = {**context, "verify_device": replay is not None and replay.planner == "device"}
+        fragments.append(_fragment("onto_device", "hooks", "hooks/device.py.jinja", scope))
+    if any(decoding.values()):
+        entries = [decoding[name] for name in ("decode", "draft")]
+        on_device = any(entry["on_device"] for entry in entries if entry is not None)
+        scope = {**context, **decoding, "decode_device": on_device}
+        fragments.append(_fragment("decode", "hooks", "hooks/decode.py.jinja", scope))
     eager = slots.get(("target-verify", "eager", False))
     verify = [variant for variant in (replay, eager) if variant is not None]
     if verify:
@@ -370,6 +385,7 @@ def _entry(variant: Variant | None) -> dict[str, Any] | None:
         "names": names_of(variant),
         "vectors": _further_vectors(variant),
         "scalars": variant.kv_len.scalars,
+        "on_device": variant.planner == "device",
     }
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "SCHEMA_NAME",
     "Spec",
     "Variant",
+    "device_variants",
     "find_spec",
     "json_schema",
     "load_spec",
@@ -106,9 +107,29 @@ def unsupported(spec: Spec) -> tuple[Problem, ...]:
             variant.name,
             "planner",
             "planner-device",
-            f"{variant.name}: planner: device is not built yet",
+            f"{variant.name}: {reason}",
             "use `planner: host`, or leave the key out",
         )
         for variant in spec.variants
-        if variant.planner == "device"
+        if getattr(variant, "planner", "host") == "device"
+        for reason in _kept_on_host(variant)
     )
+
+
+def _kept_on_host(variant: Variant) -> list[str]:
+    """Why the GPU cannot plan a variant, if so. Of one that is wrong elsewhere keys may be
+    missing, and nothing is said about them."""
+    when = getattr(variant, "when", ("replay",))
+    kv_len = getattr(variant, "kv_len", None)
+    if "replay" not in when:
+        return ["planner: device plans captured graphs, and this variant has none"]
+    if getattr(variant, "context_parallel", False):
+        return ["planner: device does not know which share of the KV is this rank's"]
+    if kv_len is not None and not kv_len.shifts("seq_lens"):
+        return [f"planner: device takes seq_lens plus a number, not {kv_len.text}"]
+    return []
+
+
+def device_variants(spec: Spec) -> tuple[Variant, ...]:
+    """The variants whose captured graphs are planned on the GPU."""
+    return tuple(variant for variant in spec.variants if variant.planner == "device")

@@ -111,8 +111,10 @@ class Entry(_Model):
     )
     planner: Planner = Field(
         default="host",
-        description="Who computes the schedule: host, FlashInfer's own planner, from arrays the"
-        " host already has; device is reserved and not built yet.",
+        description="Who computes the schedule of a captured graph: host, FlashInfer's own"
+        " planner, from lengths the host has; device, a kernel on the GPU, from lengths that are"
+        " there. device needs replay, kv_len seq_lens plus a number, and no context_parallel;"
+        " eager passes and graphs that the kernel cannot plan keep the host's.",
     )
     context_parallel: bool = Field(
         default=False,

@@ -174,7 +174,7 @@ def _header_edit(target: Target, fragments: Sequence[Fragment], header: provenan
 def _imports(lines: Sequence[str]) -> list[str]:
     """Import lines for the header region, kept there: SGLang's own import sorter would move
     them out of it, and the region would count as edited."""
-    standard = [line for line in lines if not re.search(r"\b(numpy|sglang|torch)\b", line)]
+    standard = [line for line in lines if not re.search(r"\b(numpy|sglang|torch|triton)\b", line)]
     others = [line for line in lines if line not in standard]
     blank = [""] if standard and others else []
     return [*standard, *blank, *others, "", "# isort: split"] if lines else []
