@@ -364,8 +364,8 @@ RIGHT: dict[str, Fork] = {
     ),
     "the updater is called with keywords": Fork(
         arguments(
-            "            wrapper_paged=prefill_wrapper_paged,\n            rows=rows,\n"
-            "            lens=seq_lens,\n            prefix_lens=prefix_lens,\n"
+            "            wrapper_paged=prefill_wrapper_paged,\n            req_pool_indices=rows,\n"
+            "            paged_kernel_lens=seq_lens,\n            prefix_lens=prefix_lens,\n"
             "            use_ragged=use_ragged,\n            spec_info=spec_info,\n        )\n"
         )
     ),
