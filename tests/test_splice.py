@@ -364,8 +364,8 @@ RIGHT: dict[str, Fork] = {
     ),
     "the updater is called with keywords": Fork(
         arguments(
-            "            wrapper_paged=prefill_wrapper_paged,\n            rows=rows,\n"
-            "            lens=seq_lens,\n            prefix_lens=prefix_lens,\n"
+            "            wrapper_paged=prefill_wrapper_paged,\n            req_pool_indices=rows,\n"
+            "            paged_kernel_lens=seq_lens,\n            prefix_lens=prefix_lens,\n"
             "            use_ragged=use_ragged,\n            spec_info=spec_info,\n        )\n"
         )
     ),
@@ -554,8 +554,8 @@ OTHER_INSTALL = (
     "{0}_wrapper); expected only SGLang's own installations"
 )
 ELSEWHERE = (
-    "indices_updater_decode.update is called in lines {line+18}, {line+54}, {line+93}, of which "
-    "{line+18}, {line+54}, {line+93} are no plain statements of FlashInferMLAAttnBackend"
+    "indices_updater_decode.update is called in lines {line+19}, {line+55}, {line+94}, of which "
+    "{line+19}, {line+55}, {line+94} are no plain statements of FlashInferMLAAttnBackend"
 )
 NO_LOCAL = "{0} no longer has a local or parameter {1}"
 PLAN_PARAMETERS = (
@@ -867,7 +867,7 @@ REFUSED: dict[str, Refusal] = {
                 "class FlashInferMLAAttnBackend",
                 "anchor-ambiguous",
                 "looked for exactly one class FlashInferMLAAttnBackend, found 2 (lines {line}, "
-                "{line+243})",
+                "{line+253})",
             ),
         ),
     ),

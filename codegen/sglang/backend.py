@@ -19,6 +19,7 @@ from .nodes import (
     asserted,
     assigned,
     assigned_name,
+    bound_by,
     branches,
     calls_of,
     chooses,
@@ -65,9 +66,7 @@ class CallSite:
         value = self.argument(keyword)
         if not isinstance(value, cst.Name) or value.value in _parameters(self.function):
             return value
-        made = [
-            node for node in walk(self.function.body) if value.value in _bound_by_statement(node)
-        ]
+        made = [node for node in walk(self.function.body) if value.value in bound_by(node)]
         if len(made) == 1 and isinstance(made[0], cst.Assign) and assigned_name(made[0]):
             stands_for = made[0].value
             entry = stands_for.value if isinstance(stands_for, cst.Subscript) else stands_for
@@ -464,6 +463,32 @@ class Backend:
                     f"assign {name} ahead of this site, or patch it by hand",
                 )
 
+    def require_max_context(self) -> None:
+        """Refuse unless `__init__` sets `self.max_context_len`: a graph that plans itself is
+        laid out, at capture, for the longest lengths that it may be replayed with."""
+        for owner in self.source.with_bases(self.backend_class):
+            for method in self.source.methods(owner):
+                if method.name.value == "__init__" and _sets(method, "max_context_len"):
+                    return
+        raise Refused(
+            "anchor-missing",
+            f"looked for self.max_context_len in {self.backend_class.name.value}.__init__, "
+            "found none",
+            self.source.first(self.backend_class),
+            "set it there, or let the variant be planned by the host (planner: host)",
+        )
+
+    def replaced_in(self, name: str) -> tuple[cst.ClassDef, cst.FunctionDef] | None:
+        """A class of the file that derives from the back end and has a method `name` that does
+        not call the back end's."""
+        for derived in self.source.classes():
+            if self.backend_class not in self.source.with_bases(derived)[1:]:
+                continue
+            for method in self.source.methods(derived):
+                if method.name.value == name and not _calls_super(method, name):
+                    return derived, method
+        return None
+
     def _updates(self, anchor: str) -> list[CallSite]:
         wanted = self._update_of(anchor)
         return [site for site in self.calls if self.source.code(site.call.func) == f"self.{wanted}"]
@@ -571,30 +596,20 @@ def _parameters(function: cst.FunctionDef) -> set[str]:
     return {p.name.value for p in (*params.params, *params.kwonly_params, *params.posonly_params)}
 
 
-def _bound_by_statement(node: cst.CSTNode) -> set[str]:
-    """The bare names that an assignment, a loop or a `with` binds."""
-    targets: list[cst.BaseExpression] = []
-    if isinstance(node, cst.Assign):
-        targets = [target.target for target in node.targets]
-    elif isinstance(node, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For)):
-        targets = [node.target]
-    elif isinstance(node, cst.AsName):
-        targets = [node.name]
-    names: set[str] = set()
-    while targets:
-        target = targets.pop()
-        if isinstance(target, cst.Name):
-            names.add(target.value)
-        elif isinstance(target, (cst.Tuple, cst.List)):
-            targets += [element.value for element in target.elements]
-    return names
-
-
 def _calls_super(method: cst.FunctionDef, name: str) -> bool:
     """Whether `method` calls `super().<name>(...)`, or `<Class>.<name>(self, ...)`."""
     return any(
         isinstance(call.func, cst.Attribute) and not is_name(call.func.value, "self")
         for call in calls_of(method, name)
+    )
+
+
+def _sets(method: cst.FunctionDef, attribute: str) -> bool:
+    """Whether `method` assigns `self.<attribute>`."""
+    return any(
+        isinstance(node, (cst.AssignTarget, cst.AnnAssign))
+        and self_attribute(node.target) == attribute
+        for node in walk(method.body)
     )
 
 

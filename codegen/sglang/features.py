@@ -12,6 +12,9 @@ from .backend import Backend
 from .nodes import calls_of, mentions, walk
 from .source import Refused
 
+#: The method that SGLang's runners call inside of a capture.
+IN_GRAPH = "init_forward_metadata_in_graph"
+
 
 @dataclass(frozen=True)
 class Features:
@@ -29,6 +32,8 @@ class Features:
             releases pass 1, or assert it (0.5.1).
         upstream_verify: the file has SGLang's own verify plan (0.5.18 on).
         drafts: the file has a multi-step draft back end (all but 0.4.3.post4).
+        in_graph: a part of the planning is recorded into a graph, by a method of that name
+            (0.5.13 on).
     """
 
     shape: str
@@ -39,6 +44,7 @@ class Features:
     pages_in_speculation: bool
     upstream_verify: bool
     drafts: bool
+    in_graph: bool
 
 
 def probe(backend: Backend) -> Features:
@@ -81,6 +87,7 @@ def probe(backend: Backend) -> Features:
         pages_in_speculation=page_size != "1" and not asserted,
         upstream_verify=upstream,
         drafts=backend.has_drafts,
+        in_graph=_knows_in_graph(backend),
     )
 
 
@@ -110,6 +117,18 @@ def refuse_pages(features: Features, mode: str, line: int) -> None:
             line,
             "assert page_size == 1 where spec_info is given, or leave the variant out with --only",
         )
+
+
+def _knows_in_graph(backend: Backend) -> bool:
+    """Whether the multi-step draft back end hands the call on to its steps: the one class of
+    the file that has to have the method in every SGLang that calls it."""
+    name = backend.names["draft-backend-class"]
+    return any(
+        method.name.value == IN_GRAPH
+        for owner in backend.source.classes()
+        if owner.name.value == name
+        for method in backend.source.inherited(owner)
+    )
 
 
 def _page_size(backend: Backend) -> tuple[str, bool]:

@@ -86,10 +86,12 @@ def _locate(source: Source, spec: Spec, public_update: bool) -> Target:
     backend, features, header_line, plans_line = _frame(source, spec.names)
     present, absent = _present_variants(spec, backend)
     served = {v.name: {slot[:2] for slot in slots_of(v) if slot in SERVED} for v in present}
-    context = Context(backend, features)
+    on_device = [v for v in present if _replays_on_device(v)]
+    context = Context(backend, features, frozenset(v.serves for v in on_device))
     places: list[SitePlace] = []
     for site in all_sites().values():
-        variants = tuple(v.name for v in present if served[v.name] & site.serves)
+        asked = on_device if site.for_device else present
+        variants = tuple(v.name for v in asked if served[v.name] & site.serves)
         if not variants or (site.for_update and not public_update):
             continue
         try:
@@ -147,6 +149,12 @@ def _present_variants(spec: Spec, backend: Backend) -> tuple[list[Variant], dict
         elif not any(slot in SERVED for slot in slots_of(variant)):
             absent[variant.name] = "no edit site serves it: rendered in generated/ only"
     return [v for v in spec.variants if v.name not in absent], absent
+
+
+def _replays_on_device(variant: Variant) -> bool:
+    """Whether graphs of a variant plan themselves. Under context parallelism none does."""
+    on_device = variant.planner == "device" and not variant.context_parallel
+    return on_device and "replay" in variant.when
 
 
 def _unused_imports(source: Source, places: list[SitePlace]) -> list[SitePlace]:

@@ -97,6 +97,25 @@ def assigned(
     return None
 
 
+def bound_by(node: cst.CSTNode) -> set[str]:
+    """The bare names that an assignment, a loop or a `with` binds."""
+    targets: list[cst.BaseExpression] = []
+    if isinstance(node, cst.Assign):
+        targets = [target.target for target in node.targets]
+    elif isinstance(node, (cst.AnnAssign, cst.AugAssign, cst.NamedExpr, cst.For)):
+        targets = [node.target]
+    elif isinstance(node, cst.AsName):
+        targets = [node.name]
+    names: set[str] = set()
+    while targets:
+        target = targets.pop()
+        if isinstance(target, cst.Name):
+            names.add(target.value)
+        elif isinstance(target, (cst.Tuple, cst.List)):
+            targets += [element.value for element in target.elements]
+    return names
+
+
 def branches(statement: cst.If) -> Iterator[tuple[cst.BaseExpression | None, cst.BaseSuite]]:
     """The test and the body of each branch of an `if`; the test of its `else` is None."""
     node: cst.If | cst.Else | None = statement

@@ -21,10 +21,12 @@ REQUEST_TYPE = 'Optional["MlagenRequest"]'
 
 @dataclass(frozen=True)
 class Context:
-    """What a site works from. `calls` collects the emitted functions that sites name."""
+    """What a site works from. `device`: the modes whose replays are planned on the GPU; `calls`
+    collects the emitted functions that sites name."""
 
     backend: Backend
     features: Features
+    device: frozenset[str] = frozenset()
     calls: set[str] = field(default_factory=set)
 
     def lines(self, template: str, calls: Iterable[str] = (), **values: Any) -> tuple[str, ...]:
@@ -36,12 +38,14 @@ class Context:
 @dataclass(frozen=True)
 class Site:
     """An edit site. `serves`: the (mode, when) pairs that need it; `for_update`: only where
-    FlashInfer has a public update of a graph's plan."""
+    FlashInfer has a public update of a graph's plan; `for_device`: only for variants whose
+    replays are planned on the GPU."""
 
     name: str
     serves: frozenset[tuple[str, str]]
     edits: Callable[[Context], list[Edit]]
     for_update: bool = False
+    for_device: bool = False
 
 
 DECODE_REPLAY = frozenset({("decode", "replay"), ("draft-decode", "replay")})
@@ -61,11 +65,13 @@ def all_sites() -> Mapping[str, Site]:
         eager_draft,
         eager_extend,
         eager_verify,
+        in_graph,
         multi_step,
         plan_update,
         prefill_updater,
         replay_decode,
         replay_verify,
+        verify_indices,
     )
 
     sites = (
@@ -74,6 +80,7 @@ def all_sites() -> Mapping[str, Site]:
         Site("capture-decode", DECODE_REPLAY, capture_decode.edits),
         Site("plan-update-verify", VERIFY_REPLAY, plan_update.verify_edits, for_update=True),
         Site("capture-verify", VERIFY_REPLAY, capture_verify.edits),
+        Site("in-graph", DECODE_REPLAY | VERIFY_REPLAY, in_graph.edits, for_device=True),
         Site("eager-draft", frozenset({("draft-decode", "eager")}), eager_draft.edits),
         Site("eager-verify", VERIFY_EAGER, eager_verify.edits),
         Site("eager-extend", EXTEND, eager_extend.edits),
@@ -81,6 +88,7 @@ def all_sites() -> Mapping[str, Site]:
         Site("replay-verify", VERIFY_REPLAY, replay_verify.edits),
         Site("decode-updater", DECODE_REPLAY | DRAFT, decode_updater.edits),
         Site("prefill-updater", VERIFY_REPLAY | VERIFY_EAGER | EXTEND, prefill_updater.edits),
+        Site("verify-indices", VERIFY_REPLAY, verify_indices.edits, for_device=True),
         Site("multi-step", DECODE_REPLAY | DRAFT, multi_step.edits),
     )
     return {site.name: site for site in sites}

@@ -17,6 +17,7 @@ class FlashInferMLAAttnBackend:
     @traced("init")
     @checked
     def __init__(self, runner):
+        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -226,16 +227,25 @@ class FlashInferMLAIndicesUpdaterPrefill:
     def call_begin_forward(
         self,
         wrapper_paged,
-        rows,
-        lens,
+        req_pool_indices,
+        paged_kernel_lens,
         prefix_lens,
         use_ragged,
         spec_info=None,
     ):
+        bs = len(paged_kernel_lens)
+
         if spec_info is None:
-            kv_indptr = self.indptr_of(lens)
-            kv_indices = self.gather(rows, kv_indptr)
-            qo_indptr = self.indptr_of(lens - prefix_lens)
+            kv_indptr = self.indptr_of(paged_kernel_lens)
+            kv_indices = self.room(kv_indptr)
+            self.fill[(bs,)](
+                req_pool_indices,
+                paged_kernel_lens,
+                kv_indptr,
+                None,
+                kv_indices,
+            )
+            qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
             kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
 

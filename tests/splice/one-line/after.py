@@ -32,6 +32,7 @@ class FlashInferMLAAttnBackend:
 
     # <<< mlagen draft-step
     def __init__(self, runner):
+        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -253,15 +254,18 @@ class FlashInferMLAIndicesUpdaterPrefill:
         # |        self.call_begin_forward(prefill_wrapper_paged, rows, seq_lens, prefix_lens, use_ragged, spec_info)
         # <<< mlagen prefill-updater-pass
 
-    # >>> mlagen prefill-updater-begin 538dd70550d5
-    def call_begin_forward(self, wrapper_paged, rows, lens, prefix_lens, use_ragged, spec_info=None, mlagen_request: Optional["MlagenRequest"] = None):
+    # >>> mlagen prefill-updater-begin 28930173b27f
+    def call_begin_forward(self, wrapper_paged, req_pool_indices, paged_kernel_lens, prefix_lens, use_ragged, spec_info=None, mlagen_request: Optional["MlagenRequest"] = None):
     # --- mlagen replaced 1 line:
-    # |    def call_begin_forward(self, wrapper_paged, rows, lens, prefix_lens, use_ragged, spec_info=None):
+    # |    def call_begin_forward(self, wrapper_paged, req_pool_indices, paged_kernel_lens, prefix_lens, use_ragged, spec_info=None):
     # <<< mlagen prefill-updater-begin
+        bs = len(paged_kernel_lens)
+
         if spec_info is None:
-            kv_indptr = self.indptr_of(lens)
-            kv_indices = self.gather(rows, kv_indptr)
-            qo_indptr = self.indptr_of(lens - prefix_lens)
+            kv_indptr = self.indptr_of(paged_kernel_lens)
+            kv_indices = self.room(kv_indptr)
+            self.fill[(bs,)](req_pool_indices, paged_kernel_lens, kv_indptr, None, kv_indices)
+            qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
             kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
 

@@ -18,6 +18,7 @@ class FlashInferMLAAttnBackend:
     """Plans one model's attention."""
 
     def __init__(self, runner):
+        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -291,8 +292,8 @@ class FlashInferMLAIndicesUpdaterPrefill:
     def call_begin_forward(
         self,
         wrapper_paged,
-        rows,
-        lens,
+        req_pool_indices,
+        paged_kernel_lens,
         prefix_lens,
         use_ragged,
         spec_info=None,
@@ -303,10 +304,19 @@ class FlashInferMLAIndicesUpdaterPrefill:
         kv_indptr_cpu=None,
         kv_len_arr_cpu=None,
     ):
+        bs = len(paged_kernel_lens)
+
         if spec_info is None:
-            kv_indptr = self.indptr_of(lens)
-            kv_indices = self.gather(rows, kv_indptr)
-            qo_indptr = self.indptr_of(lens - prefix_lens)
+            kv_indptr = self.indptr_of(paged_kernel_lens)
+            kv_indices = self.room(kv_indptr)
+            self.translator.pack(
+                plan,
+                req_pool_indices=req_pool_indices,
+                seq_lens=paged_kernel_lens,
+                indptr=kv_indptr,
+                out=kv_indices,
+            )
+            qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
             kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
 
@@ -357,6 +367,10 @@ class FlashInferMLAMultiStepDraftBackend:
             forward_batch.spec_info.kv_indptr = self.kv_indptr[i]
             forward_batch.spec_info.kv_indices = buffer[i]
             call_fn(i, forward_batch)
+
+    def init_forward_metadata_in_graph(self, forward_batch):
+        for backend in self.attn_backends:
+            backend.init_forward_metadata_in_graph(forward_batch)
 
     def init_forward_metadata(self, forward_batch):
         def one_step(i, forward_batch):

@@ -40,6 +40,7 @@ class FlashInferMLAAttnBackend:
 
     # <<< mlagen draft-step
     def __init__(self, runner):
+        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -413,8 +414,8 @@ class FlashInferMLAIndicesUpdaterPrefill:
     def call_begin_forward(
         self,
         wrapper_paged,
-        rows,
-        lens,
+        req_pool_indices,
+        paged_kernel_lens,
         prefix_lens,
         use_ragged,
         spec_info=None,
@@ -426,10 +427,20 @@ class FlashInferMLAIndicesUpdaterPrefill:
         mlagen_request: Optional["MlagenRequest"] = None,
         # <<< mlagen prefill-updater-begin
     ):
+        bs = len(paged_kernel_lens)
+        paged_kernel_lens_sum = self.sum_of(paged_kernel_lens)
+
         if spec_info is None:
-            kv_indptr = self.indptr_of(lens)
-            kv_indices = self.gather(rows, kv_indptr)
-            qo_indptr = self.indptr_of(lens - prefix_lens)
+            kv_indptr = self.indptr_of(paged_kernel_lens)
+            kv_indices = self.room(kv_indptr)
+            self.translator.fill(
+                req_pool_indices=req_pool_indices,
+                seq_lens=paged_kernel_lens,
+                indptr=kv_indptr,
+                total=paged_kernel_lens_sum,
+                out=kv_indices,
+            )
+            qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
             kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
 
@@ -500,6 +511,10 @@ class FlashInferMLAMultiStepDraftBackend:
             self.attn_backends[i].mlagen_draft_step = i
             # <<< mlagen multi-step
             call_fn(i, forward_batch)
+
+    def init_forward_metadata_in_graph(self, forward_batch):
+        for backend in self.attn_backends:
+            backend.init_forward_metadata_in_graph(forward_batch)
 
     def init_forward_metadata(self, forward_batch):
         def one_step(i, forward_batch):

@@ -1,0 +1,115 @@
+"""The KV indices of a verify graph that plans itself: filled in place, with no host sum.
+
+Added in front of the chain that makes them: SGLang's `generate_attn_arg_prefill` allocates by a
+host sum of lengths. The statement that fills them is the file's own, of the branch without
+speculation; it is the one that verify's input runs as well, in every release, on more lengths.
+"""
+
+from __future__ import annotations
+
+import libcst as cst
+
+from ..backend import Backend
+from ..edits import Edit, before
+from ..nodes import alone, bound_by, contains, walk, words
+from ..plan_call import find_plan_call
+from ..source import Refused, Source
+from . import Context
+
+#: The parameter of the plan method that holds the wrapper, and what the request gives anew.
+_WRAPPER = "wrapper_paged"
+_LENGTHS = "paged_kernel_lens"
+_SUM = "paged_kernel_lens_sum"
+_GIVEN = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
+
+
+def edits(context: Context) -> list[Edit]:
+    backend = context.backend
+    source = backend.source
+    _, _, begin = backend.updater("prefill-updater-class")
+    backend.require_names(begin, _WRAPPER, _LENGTHS, "spec_info")
+    chain = _chain(backend, begin)
+    fill = _fill(source, chain)
+    _refuse_unbound(source, begin, chain, fill)
+    lines = context.lines(
+        "verify_indices",
+        calls=("mlagen_bound_arrays",),
+        wrapper=_WRAPPER,
+        lengths=_LENGTHS,
+        sum=_SUM if _SUM in words(fill) else None,
+        statement=_text(source, fill),
+    )
+    return [before(source, "verify-indices", chain, lines)]
+
+
+def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
+    """The `if spec_info is None:` of the plan method, with the plan directly behind it.
+
+    Refused where something stands between them: a return in front of the chain would skip it.
+    """
+    source = backend.source
+    found = [
+        statement
+        for statement in begin.body.body
+        if isinstance(statement, cst.If) and source.code(statement.test) == "spec_info is None"
+    ]
+    what = f"`if spec_info is None:` in {begin.name.value}"
+    chain = source.exactly_one(found, what, line=source.first(begin))
+    block = list(begin.body.body)
+    plan = find_plan_call(source, begin, _WRAPPER).statement
+    for statement in block[block.index(chain) + 1 :]:
+        if contains(statement, plan):
+            return chain
+        raise Refused(
+            "anchor-changed",
+            f"a statement stands between {what} and the plan: "
+            f"{source.text(source.first(statement)).strip()}",
+            source.first(statement),
+            "a graph that plans itself would skip it; move it, or patch this site by hand",
+        )
+    raise Refused("anchor-changed", f"{what} holds the plan", source.first(chain))
+
+
+def _fill(source: Source, chain: cst.If) -> cst.BaseStatement:
+    """The call that fills the indices on the device, alone on its lines."""
+    found = [statement for statement in chain.body.body if _fills(statement)]
+    what = f"call that fills kv_indices by kv_indptr and {_LENGTHS} where spec_info is None"
+    fill = source.exactly_one(found, what, line=source.first(chain))
+    assert isinstance(fill, cst.BaseStatement)
+    return fill
+
+
+def _fills(statement: cst.BaseStatement | cst.BaseSmallStatement) -> bool:
+    small = alone(statement) if isinstance(statement, cst.BaseStatement) else None
+    if not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
+        return False
+    given = {arg.value.value for arg in small.value.args if isinstance(arg.value, cst.Name)}
+    return given >= _GIVEN
+
+
+def _refuse_unbound(
+    source: Source, begin: cst.FunctionDef, chain: cst.If, fill: cst.BaseStatement
+) -> None:
+    """Refuse a statement that needs what its own branch binds ahead of it."""
+    inside = frozenset().union(*(bound_by(node) for node in walk(chain)))
+    outside = frozenset(p.name.value for p in walk(begin.params) if isinstance(p, cst.Param))
+    for statement in begin.body.body:
+        if statement is chain:
+            break
+        outside |= frozenset().union(*(bound_by(node) for node in walk(statement)))
+    lost = sorted((words(fill) & inside) - outside - _GIVEN)
+    if lost:
+        raise Refused(
+            "anchor-changed",
+            f"the call that fills kv_indices needs {', '.join(lost)}, bound in its branch alone",
+            source.first(fill),
+            f"bind it ahead of `if {source.code(chain.test)}:`, or patch this site by hand",
+        )
+
+
+def _text(source: Source, statement: cst.BaseStatement) -> list[str]:
+    """The lines of a statement without its indentation."""
+    first = source.first(statement)
+    indent = source.indent(first)
+    lines = [source.text(line) for line in range(first, source.last(statement) + 1)]
+    return [line.removeprefix(indent) for line in lines]

@@ -1,0 +1,430 @@
+"""The edit sites of replays that are planned on the GPU: where they are, what they say, what is
+refused.
+
+What `locate` finds, and the file with those edits made; the functions that they call are not
+rendered here. Golden lines: splice/<shape>/device.txt, written anew as those of test_splice.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from mlagen.codegen import provenance
+from mlagen.codegen.sglang.edits import Edit
+from mlagen.codegen.sglang.locate import Target, locate
+from mlagen.codegen.sglang.source import Source
+from mlagen.codegen.spec import Spec
+from tests.releases import PINS, sglang_file
+from tests.splice.shapes import FOLDER, SHAPES, before, fork, line_of, spec
+
+UPDATE = os.environ.get("MLAGEN_UPDATE_SNAPSHOTS") == "1"
+
+#: The miniatures of SGLang 0.5.10, 0.5.17 and 0.5.23.
+GOLDEN = ("pair", "shared-apply", "upstream-keyword-only")
+#: What is recorded into a graph is known from 0.5.13 on.
+IN_GRAPH = ("shared-apply", "upstream", "upstream-keyword-only")
+DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.19", "0.5.20", "0.5.23")
+MAX_CONTEXT = "    max_context=self.max_context_len,"
+RECORD = "mlagen_record_plan(self.forward_metadata, forward_batch.seq_lens)"
+BOUND = "wrapper_paged, mlagen_request, paged_kernel_lens"
+INDICES = "if mlagen_request is not None and mlagen_request.device is not None:"
+CLASS = "class FlashInferMLAIndicesUpdaterDecode:"
+OWN = "    def init_forward_metadata_in_graph(self, batch):\n"
+FILL = """\
+            self.fill[(bs,)](
+                req_pool_indices,
+                paged_kernel_lens,
+                kv_indptr,
+                None,
+                kv_indices,
+            )
+"""
+
+
+@cache
+def device_spec(*names: str) -> Spec:
+    """The shipped variants, of which `names` (all, where none is given) plan on the GPU."""
+    shipped = spec()
+    made = {"planner": "device"}
+    variants = tuple(
+        v.model_copy(update=made) if v.name in names or not names else v for v in shipped.variants
+    )
+    return shipped.model_copy(update={"variants": variants})
+
+
+def located(data: bytes, of: Spec | None = None) -> Target:
+    return locate(Source.parse(data, "fork.py"), of or device_spec())
+
+
+def edits_of(target: Target) -> dict[str, Edit]:
+    """The edits by name; AssertionError where a site is refused."""
+    assert not target.refusals
+    return {edit.site: edit for place in target.places for edit in place.edits}
+
+
+def edited(data: bytes, target: Target) -> str:
+    """`data` with the edits of `target` made. It parses, and the edits come out again."""
+    regions = [
+        provenance.Edit(
+            edit.site,
+            edit.line,
+            edit.replaces,
+            edit.indent,
+            tuple(edit.indent + line if line else "" for line in edit.lines),
+        )
+        for edit in edits_of(target).values()
+    ]
+    patched = provenance.apply_edits(data, regions, path="fork.py")
+    ast.parse(patched)
+    assert provenance.remove_regions(patched) == data
+    return patched.decode().replace("\r\n", "\n")
+
+
+def sites_of(target: Target) -> dict[str, tuple[str, ...]]:
+    """The sites that have an edit, with their variants."""
+    return {place.site: place.variants for place in target.places if place.edits}
+
+
+def method_of(text: str, owner: str, name: str) -> ast.FunctionDef:
+    (found,) = (
+        method
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == owner
+        for method in node.body
+        if isinstance(method, ast.FunctionDef) and method.name == name
+    )
+    return found
+
+
+def check_all_sites(data: bytes, *, in_graph: bool, verify: bool = True) -> None:
+    """Every site of a device planner is in a file, and no other."""
+    target = located(data)
+    edits = edits_of(target)
+    text = edited(data, target)
+    captures = {"capture-decode"} | ({"capture-verify"} if verify else set())
+    for site in captures:
+        assert [line.strip() for line in edits[site].lines].count(MAX_CONTEXT.strip()) == 1
+    assert ("in-graph" in edits) == in_graph == ("mlagen_record_plan" in target.calls)
+    assert ("verify-indices" in edits) == verify == ("mlagen_bound_arrays" in target.calls)
+    if in_graph:
+        added = method_of(text, "FlashInferMLAAttnBackend", "init_forward_metadata_in_graph")
+        assert [ast.unparse(statement) for statement in added.body] == [
+            "super().init_forward_metadata_in_graph(forward_batch)",
+            RECORD,
+        ]
+    if verify:
+        check_indices(text)
+
+
+def check_indices(text: str) -> None:
+    """The block stands directly in front of the chain, returns, and fills by the file's own call:
+    the one that is in the chain's first branch as well."""
+    begin = method_of(text, "FlashInferMLAIndicesUpdaterPrefill", "call_begin_forward")
+    (at,) = (n for n, s in enumerate(begin.body) if ast.unparse(s).startswith(INDICES))
+    block, chain = begin.body[at], begin.body[at + 1]
+    assert isinstance(block, ast.If)
+    assert isinstance(chain, ast.If)
+    assert ast.unparse(chain.test) == "spec_info is None"
+    assert isinstance(block.body[-1], ast.Return)
+    fill = ast.unparse(block.body[-2])
+    assert [ast.unparse(statement) for statement in chain.body].count(fill) == 1
+    bound, *between = [ast.unparse(statement) for statement in block.body[:-2]]
+    assert bound == f"paged_kernel_lens, kv_indptr, kv_indices = mlagen_bound_arrays({BOUND})"
+    summed = ["paged_kernel_lens_sum = kv_indices.numel()"]
+    assert between == (summed if "paged_kernel_lens_sum" in fill else [])
+
+
+# -- where they are ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_in_miniatures(shape: str) -> None:
+    check_all_sites(before(shape), in_graph=shape in IN_GRAPH, verify=shape != "no-verify")
+
+
+def older_than_in_graph(version: str) -> bool:
+    first, second, third = version.split(".")[:3]
+    return (int(first), int(second), int(third)) < (0, 5, 13)
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        version if version in DEFAULT else pytest.param(version, marks=pytest.mark.releases)
+        for version in PINS
+        if version != "0.4.4"  # refused as a whole
+    ],
+)
+def test_in_releases(version: str) -> None:
+    check_all_sites(
+        sglang_file(version),
+        in_graph=not older_than_in_graph(version),
+        verify=version != "0.4.3.post4",
+    )
+
+
+@pytest.mark.parametrize("shape", GOLDEN)
+def test_the_lines(shape: str) -> None:
+    edits = edits_of(located(before(shape)))
+    sites = ("capture-decode", "capture-verify", "in-graph", "verify-indices")
+    text = "\n".join(
+        f"# {site}, line {edits[site].line}\n"
+        + "".join(f"{edits[site].indent + line}".rstrip() + "\n" for line in edits[site].lines)
+        for site in sites
+        if site in edits
+    )
+    golden = FOLDER / shape / "device.txt"
+    if UPDATE:
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_planner_on_the_host_has_none_of_them(shape: str) -> None:
+    target = located(before(shape), spec())
+    places = {place.site for place in target.places}
+    assert not {"in-graph", "verify-indices"} & places
+    assert not {"mlagen_record_plan", "mlagen_bound_arrays"} & target.calls
+    lines = [line for edit in edits_of(target).values() for line in edit.lines]
+    assert not [line for line in lines if "max_context" in line]
+
+
+@pytest.mark.parametrize(
+    ("name", "decode", "verify"),
+    [
+        ("decode", True, False),
+        ("draft-decode", True, False),
+        ("verify", False, True),
+        ("draft-extend", False, False),
+        ("dcp", False, False),
+    ],
+)
+def test_one_variant_on_the_gpu(name: str, decode: bool, verify: bool) -> None:
+    """Each site serves its own variants; extends are never captured, and under context
+    parallelism the host plans."""
+    data = before("upstream-keyword-only")
+    target = located(data, device_spec(name))
+    edits = edits_of(target)
+    assert any("max_context" in line for line in edits["capture-decode"].lines) == decode
+    assert any("max_context" in line for line in edits["capture-verify"].lines) == verify
+    sites = sites_of(target)
+    assert sites.get("in-graph") == ((name,) if decode or verify else None)
+    assert sites.get("verify-indices") == (("verify",) if verify else None)
+    assert len(sites["capture-decode"]) > 1  # with the host's own
+    edited(data, target)
+
+
+def test_what_is_given_stands_behind_the_host_lengths_and_the_step() -> None:
+    for site in ("capture-decode", "capture-verify"):
+        lines = edits_of(located(before("shared-apply")))[site].lines
+        at = next(n for n, line in enumerate(lines) if "max_context" in line)
+        step = site == "capture-decode"
+        assert ("draft_step=" if step else "host_lens=") in lines[at - 1]
+        assert "dcp_size=" in lines[at + 1]
+
+
+def test_the_batch_is_typed_where_its_class_is_known() -> None:
+    known = "from functools import partial\n"
+    import_line = "from sglang.srt.batches import ForwardBatch\n"
+    data = fork("shared-apply", (known, known + import_line))
+    (signature, *_) = edits_of(located(data))["in-graph"].lines
+    assert signature.endswith("(self, forward_batch: ForwardBatch) -> None:")
+    (signature, *_) = edits_of(located(before("shared-apply")))["in-graph"].lines
+    assert signature.endswith("(self, forward_batch) -> None:")
+
+
+# -- forks ---------------------------------------------------------------------------------------
+
+
+def with_method(*lines: str) -> bytes:
+    """The shared apply with a method of its own that is recorded into graphs."""
+    text = OWN + "".join(f"        {line}\n" for line in lines) + "\n\n"
+    return fork("shared-apply", (CLASS, f"{text.rstrip()}\n\n\n{CLASS}"))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("self.count += 1",),
+        ("super().init_forward_metadata_in_graph(batch)", "for x in self.more:", "    x(batch)"),
+        ("if self.more:", "    self.more(batch)", "else:", "    self.count += 1", "# the end"),
+    ],
+    ids=["a statement", "a loop", "an if and a comment"],
+)
+def test_a_method_of_the_forks_own_gets_the_line_at_its_end(lines: tuple[str, ...]) -> None:
+    data = with_method(*lines)
+    text = edited(data, located(data))
+    own = method_of(text, "FlashInferMLAAttnBackend", "init_forward_metadata_in_graph")
+    kept = [ast.unparse(s) for s in ast.parse("\n".join(lines)).body]
+    record = RECORD.replace("forward_batch", "batch")
+    assert [ast.unparse(statement) for statement in own.body] == [*kept, record]
+
+
+def test_a_class_that_inherits_the_method_gets_its_own() -> None:
+    """The base's is called by it."""
+    source = before("shared-apply").decode()
+    base = f"class Recording:\n{OWN}        self.count += 1\n\n\n"
+    source = source.replace(
+        "class FlashInferMLAAttnBackend:", f"{base}class FlashInferMLAAttnBackend(Recording):"
+    )
+    check_all_sites(source.encode(), in_graph=True)
+
+
+def test_a_class_with_bases_sets_the_longest_context() -> None:
+    line = "        self.max_context_len = runner.max_context_len\n"
+    source = before("shared-apply").decode().replace(line, "")
+    base = f"class Base:\n    def __init__(self, runner):\n{line}\n\n"
+    source = source.replace(
+        "class FlashInferMLAAttnBackend:", f"{base}class FlashInferMLAAttnBackend(Base):"
+    )
+    check_all_sites(source.encode(), in_graph=True)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A fork, the sites that are refused, the text at whose line, and the reason."""
+
+    make: Callable[[], bytes]
+    sites: tuple[str, ...]
+    at: str
+    code: str
+    reason: str
+
+
+def pair(*replacements: tuple[str, str]) -> Callable[[], bytes]:
+    return lambda: fork("pair", *replacements)
+
+
+REFUSED: dict[str, Refusal] = {
+    "no statement fills the indices": Refusal(
+        pair((FILL, "")),
+        ("verify-indices",),
+        "        if spec_info is None:\n            kv_indptr = self.indptr_of(paged",
+        "anchor-missing",
+        "looked for call that fills kv_indices by kv_indptr and paged_kernel_lens where spec_info "
+        "is None, found none",
+    ),
+    "two statements fill them": Refusal(
+        pair((FILL, FILL + FILL)),
+        ("verify-indices",),
+        "            self.fill[(bs,)](",
+        "anchor-ambiguous",
+        "looked for exactly one call that fills kv_indices",
+    ),
+    "the statement is no call of its own": Refusal(
+        pair((FILL, FILL.replace("self.fill", "done = self.fill"))),
+        ("verify-indices",),
+        "        if spec_info is None:\n            kv_indptr = self.indptr_of(paged",
+        "anchor-missing",
+        "looked for call that fills kv_indices",
+    ),
+    "no chain": Refusal(
+        pair(
+            (
+                "        if spec_info is None:\n            kv_indptr = self.indptr_of(paged",
+                "        if not spec_info:\n            kv_indptr = self.indptr_of(paged",
+            )
+        ),
+        ("verify-indices",),
+        "    def call_begin_forward(\n        self,\n        wrapper_paged,",
+        "anchor-missing",
+        "looked for `if spec_info is None:` in call_begin_forward, found none",
+    ),
+    "what the statement needs is bound in its branch": Refusal(
+        pair((FILL, "            grid = (bs,)\n" + FILL.replace("(bs,)", "grid"))),
+        ("verify-indices",),
+        "            self.fill[grid](",
+        "anchor-changed",
+        "the call that fills kv_indices needs grid, bound in its branch alone",
+    ),
+    "indices are translated behind the chain": Refusal(
+        pair(
+            (
+                "        if use_ragged:\n            self.ragged",
+                "        kv_indices = self.translate(kv_indices)\n"
+                "        if use_ragged:\n            self.ragged",
+            )
+        ),
+        ("verify-indices",),
+        "        kv_indices = self.translate(",
+        "anchor-changed",
+        "a statement stands between `if spec_info is None:` in call_begin_forward and the plan: "
+        "kv_indices = self.translate(kv_indices)",
+    ),
+    "lengths have another name": Refusal(
+        lambda: before("pair").replace(b"paged_kernel_lens", b"lens_here"),
+        ("verify-indices",),
+        "    def call_begin_forward(\n        self,\n        wrapper_paged,",
+        "anchor-changed",
+        "call_begin_forward no longer has a local or parameter paged_kernel_lens",
+    ),
+    "no longest context": Refusal(
+        pair(("        self.max_context_len = runner.max_context_len\n", "")),
+        ("capture-decode", "capture-verify"),
+        "class FlashInferMLAAttnBackend",
+        "anchor-missing",
+        "looked for self.max_context_len in FlashInferMLAAttnBackend.__init__, found none",
+    ),
+    "the method of the fork's own ends in a return": Refusal(
+        lambda: with_method("self.count += 1", "return self.count"),
+        ("in-graph",),
+        "        return self.count",
+        "anchor-changed",
+        "init_forward_metadata_in_graph returns here; a plan recorded at its end would be skipped",
+    ),
+    "the method of the fork's own returns early": Refusal(
+        lambda: with_method("if self.idle:", "    return", "self.count += 1"),
+        ("in-graph",),
+        "            return\n        self.count",
+        "anchor-changed",
+        "init_forward_metadata_in_graph returns here",
+    ),
+    "the method of the fork's own takes no batch": Refusal(
+        lambda: with_method("self.count += 1").replace(b"(self, batch)", b"(self, *given)"),
+        ("in-graph",),
+        "    def init_forward_metadata_in_graph(self, *given)",
+        "anchor-changed",
+        "init_forward_metadata_in_graph takes no batch",
+    ),
+    "the method of the fork's own stands on one line": Refusal(
+        lambda: with_method("pass").replace(b"(self, batch):\n        pass", b"(self, batch): ..."),
+        ("in-graph",),
+        "    def init_forward_metadata_in_graph(self, batch)",
+        "anchor-changed",
+        "the body of init_forward_metadata_in_graph does not stand on lines of its own",
+    ),
+    "a class of the file replaces the method": Refusal(
+        lambda: fork(
+            "shared-apply",
+            (
+                CLASS,
+                f"class Other(FlashInferMLAAttnBackend):\n{OWN}        self.n += 1\n\n\n{CLASS}",
+            ),
+        ),
+        ("in-graph",),
+        "    def init_forward_metadata_in_graph(self, batch)",
+        "anchor-changed",
+        "Other replaces init_forward_metadata_in_graph without calling it: its graphs would be "
+        "replayed with the plan of their capture",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    refusal = REFUSED[name]
+    data = refusal.make()
+    ast.parse(data)
+    told = {place.site: place.refused for place in located(data).refusals}
+    assert tuple(told) == refusal.sites
+    for reason in told.values():
+        assert reason is not None
+        assert (reason.code, reason.line) == (refusal.code, line_of(data, refusal.at))
+        assert reason.message.startswith(refusal.reason)
+    assert not located(data, spec()).refusals
