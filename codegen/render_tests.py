@@ -14,7 +14,7 @@ from typing import Any
 
 from .render import MIRRORS, Rendered, context_of, environment, identifiers
 from .resolve import SERVED, by_slot, names_of, slots_of
-from .spec import Variant
+from .spec import Variant, device_variants
 
 FOLDER = "tests"
 #: What a replay's bound buffers must hold after it: buffer by name, and the field of the tests'
@@ -43,7 +43,15 @@ def test_files(
     holds plans.py and hooks.py. A variant in a slot that SGLang has no place for has no hooks to
     be called by, and no tests."""
     lines = tuple(header)
-    context = {**context_of(rendered.api), "header": lines}
+    decoding = ("decode", "draft-decode")
+    on_device = device_variants(rendered.spec)
+    context = {
+        **context_of(rendered.api),
+        "header": lines,
+        "any_device": bool(on_device),
+        # Decode and a draft step are captured by one function.
+        "decode_device": any(variant.serves in decoding for variant in on_device),
+    }
     support = _render("tests/support.py.jinja", context)
     files = {
         f"{FOLDER}/conftest.py": _render("tests/conftest.py.jinja", context),
@@ -71,6 +79,7 @@ def _test_file(variant: Variant, context: Mapping[str, Any], modules: Mapping[st
         "variant": variant,
         "names": names_of(variant),
         "when": _served(variant),
+        "on_device": variant.planner == "device",
         "buffers": [(name, buffer, _TRUTH[name]) for name, buffer, _ in MIRRORS],
     }
     body = _render(f"tests/{_template_of(variant)}.jinja", scope)

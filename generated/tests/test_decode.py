@@ -236,7 +236,14 @@ def test_what_a_capture_refuses_is_planned_by_flashinfer(
     forget_notes()
     for _ in range(2):
         hooks.mlagen_capture_decode(
-            graph.wrapper, batch_size, ones, spec_info, 16, True, step, dcp_size=ranks
+            graph.wrapper,
+            batch_size,
+            ones,
+            spec_info,
+            16,
+            True,
+            step,
+            dcp_size=ranks,
         )
     assert [why in message for message in caplog.messages] == [True]  # logged once
     graph.capture()

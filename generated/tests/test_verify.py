@@ -270,7 +270,13 @@ def test_what_a_capture_refuses_stays_flashinfers(
     forget_notes()
     for _ in range(2):
         hooks.mlagen_capture_verify(
-            graph.wrapper, batch_size, ones, spec_info, heads, True, dcp_size=ranks
+            graph.wrapper,
+            batch_size,
+            ones,
+            spec_info,
+            heads,
+            True,
+            dcp_size=ranks,
         )
     assert getattr(graph.wrapper, "mlagen_request", None) is None
     assert [why in message for message in caplog.messages] == [True]  # logged once
@@ -285,7 +291,12 @@ def test_another_formula_on_the_device_stays_flashinfers(
     graph.plan_stock(graph.wrapper, graph.batch([n + 1 for n in kv_len([1] * 8)]))
     forget_notes()
     hooks.mlagen_capture_verify(
-        graph.wrapper, 8, torch.ones(8, device="cuda").long(), SPEC_INFO, 16, True
+        graph.wrapper,
+        8,
+        torch.ones(8, device="cuda").long(),
+        SPEC_INFO,
+        16,
+        True,
     )
     assert getattr(graph.wrapper, "mlagen_request", None) is None
     assert "by the formula of variants.yaml" in caplog.text
@@ -297,14 +308,20 @@ def test_a_back_end_without_a_planner_stays_flashinfers(
     wrapper = without_planner()
     forget_notes()
     hooks.mlagen_capture_verify(
-        wrapper, 8, torch.ones(8, device="cuda").long(), SPEC_INFO, 16, True
+        wrapper,
+        8,
+        torch.ones(8, device="cuda").long(),
+        SPEC_INFO,
+        16,
+        True,
     )
     assert getattr(wrapper, "mlagen_request", None) is None
     assert "cutlass" in caplog.text
 
 
 def test_an_input_that_changed_since_the_capture() -> None:
-    graph = captured(Setup(8, TOKENS, 16, True, BACKENDS[0]))
+    setup = Setup(8, TOKENS, 16, True, BACKENDS[0])
+    graph = captured(setup)
     host = on_host([1] * 8)
 
     def asked(spec_info: Any) -> Any:
