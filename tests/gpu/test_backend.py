@@ -3,8 +3,8 @@
 `backend/cases.py` has the cases: decode and verify graphs, the draft chain, eager draft-extend,
 verify and draft steps, through the public methods of the release's own classes, with its own index
 kernels. Outputs are compared bit for bit with a fresh plan of FlashInfer's own on the true lengths,
-and waits are counted. Each release runs in a process of its own; what it reports is shown here test
-by test.
+and waits are counted. Graphs that the GPU plans are replayed without telling the host a length.
+Each release runs in a process of its own; what it reports is shown here test by test.
 
 Releases come from the folder that MLAGEN_GPU_SGLANG names (`carry.py` fills it), else from mlagen's
 cache or the package index. Skipped, and said so, where there is no GPU, no FlashInfer, or one that

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from mlagen.cli import cli
 from mlagen.codegen import extract, gpu, prove
 from tests.gpu.backend import release
+from tests.gpu.specs import ON_DEVICE, Changes, changed
 
 pytestmark = pytest.mark.gpu
 
@@ -43,12 +44,19 @@ def mlagen(command: str, file: Path, host: gpu.GpuHost, *more: str) -> Result:
     return CliRunner().invoke(cli, [*arguments, *more])
 
 
-def test_patch_proves_what_it_writes(file: Path, host: gpu.GpuHost) -> None:
-    done = mlagen("patch", file, host, "--test")
+@pytest.mark.parametrize("changes", [(), ON_DEVICE], ids=["shipped", "planned on the GPU"])
+def test_patch_proves_what_it_writes(
+    file: Path, host: gpu.GpuHost, tmp_path: Path, changes: Changes
+) -> None:
+    spec = tmp_path / "variants.yaml"
+    spec.write_bytes(changed(changes))
+    by = ("--spec", str(spec))
+    done = mlagen("patch", file, host, "--test", *by)
     assert done.exit_code == 0, done.output
     assert "generated GPU tests passed on" in " ".join(done.output.split())
     assert b"def mlagen_request_verify(" in file.read_bytes()
-    again = mlagen("test", file, host, "-k", "verify and (does_not_wait or replays)")
+    assert (b"class MlagenDevicePlan:" in file.read_bytes()) == bool(changes)
+    again = mlagen("test", file, host, "-k", "verify and (does_not_wait or replays)", *by)
     assert again.exit_code == 0, again.output
 
 

@@ -34,13 +34,17 @@ SIZES = ((1, 1), (8, 8), (8, 5), (64, 64), (64, 49))
 
 @dataclass(frozen=True)
 class World:
-    """A loaded release: the back ends of the file as released and of the patched one."""
+    """A loaded release: the back ends of the file as released and of the patched ones.
+
+    patched: by the shipped spec. device: its graphs are planned on the GPU.
+    """
 
     loaded: Loaded
     model: Model
     batches: Batches
     stock: Backends
     patched: Backends
+    device: Backends
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     model = Model(configure())
     batches = Batches(RELEASE, model)
     stock, patched = Backends(loaded.stock, model), Backends(loaded.patched, model)
-    return World(loaded, model, batches, stock, patched)
+    device = Backends(loaded.device, model, told=False)
+    return World(loaded, model, batches, stock, patched, device)
 
 
 def _same(outputs: list[torch.Tensor], expected: list[torch.Tensor], batch: Batch) -> bool:
@@ -71,13 +76,21 @@ def _prefixes(real: int, turn: int) -> list[int]:
     return prefix
 
 
-def _replays(world: World, mode: Mode, driver: Graph | Eager, rows: int, real: int) -> list[bool]:
-    """Whether each of the replays, with the GPU idle before it, computed the truth."""
+def _replays(
+    world: World, mode: Mode, driver: Graph | Eager, rows: int, real: int, *, poisoned: bool = False
+) -> list[bool]:
+    """Whether each of the replays, with the GPU idle before it, computed the truth.
+
+    poisoned: with the plan of the replay before overwritten.
+    """
     right = []
     for turn in range(REPLAYS):
         batch = mode.make(world.batches, _prefixes(real, turn), rows if mode.graph else real)
         queries = driver.fresh_queries(batch)
         expected = mode.expected(world.model, batch, queries)
+        if poisoned:
+            assert isinstance(driver, Graph)
+            driver.poison()  # a plan is made behind this, by `plan` or by the graph
         torch.cuda.synchronize()
         driver.plan(batch)
         outputs = driver.run(batch)
@@ -192,11 +205,10 @@ def _waiting_as_released() -> list[Mode]:
     return [driving.VERIFY, driving.EAGER_VERIFY, driving.DRAFT_EXTEND]
 
 
-@pytest.mark.parametrize("mode", _modes() if RELEASE else [], ids=lambda mode: mode.name)
-def test_the_host_may_run_ahead(world: World, mode: Mode) -> None:
+def _runs_ahead(world: World, backends: Backends, mode: Mode) -> None:
     """Six steps planned and launched behind a busy GPU: every output is its own."""
     rows = MAX_REQUESTS
-    driver = driving.driver(world.patched, world.batches, mode, rows)
+    driver = driving.driver(backends, world.batches, mode, rows)
     made = [mode.make(world.batches, _prefixes(rows, turn), rows) for turn in range(REPLAYS)]
     for batch in made:
         driver.fresh_queries(batch)
@@ -214,3 +226,76 @@ def test_the_host_may_run_ahead(world: World, mode: Mode) -> None:
     assert stays_busy(step_all), "the host waited for the GPU"
     right = [_same(*each) for each in zip(outputs, expected, made, strict=True)]
     assert all(right), right
+
+
+@pytest.mark.parametrize("mode", _modes() if RELEASE else [], ids=lambda mode: mode.name)
+def test_the_host_may_run_ahead(world: World, mode: Mode) -> None:
+    _runs_ahead(world, world.patched, mode)
+
+
+# -- graphs that the GPU plans, of which the host is told no lengths -----------------------------
+
+#: Mode -> its variant.
+GRAPHS = {driving.DECODE: "decode", driving.VERIFY: "verify", driving.DRAFT: "draft-decode"}
+GRAPH_MODES = pytest.mark.parametrize("mode", GRAPHS, ids=lambda mode: mode.name)
+
+
+def _device_graph(world: World, mode: Mode, rows: int) -> Graph:
+    graph = Graph(world.device, world.batches, mode, rows)
+    assert all(graph.device_plans), f"{mode.name}, {rows} rows: planned on the host"
+    return graph
+
+
+@GRAPH_MODES
+def test_device_graph(world: World, mode: Mode) -> None:
+    for rows, real in SIZES:
+        graph = _device_graph(world, mode, rows)
+        right = _replays(world, mode, graph, rows, real, poisoned=True)
+        assert all(right), f"{real} of {rows} rows: {right}"
+
+
+@GRAPH_MODES
+def test_device_graph_holds_its_plan(world: World, mode: Mode) -> None:
+    """From 0.5.13 on SGLang lets a back end record into the graph."""
+    recorded = [plan.recorded is not None for plan in _device_graph(world, mode, 8).device_plans]
+    assert recorded == [Version(RELEASE) >= Version("0.5.13")] * len(recorded)
+
+
+@GRAPH_MODES
+def test_device_graph_waits(world: World, mode: Mode) -> None:
+    waits, places, waited = _waits(world, world.device, mode)
+    assert not waits, places
+    assert not waited
+
+
+@GRAPH_MODES
+def test_device_graph_lets_the_host_run_ahead(world: World, mode: Mode) -> None:
+    _runs_ahead(world, world.device, mode)
+
+
+@GRAPH_MODES
+def test_device_graph_tells_of_a_wrong_length(world: World, mode: Mode) -> None:
+    """The GPU cannot raise: the replay ends, and the plan behind it does. Last in this file, as a
+    CUDA error would be the end of all cases."""
+    rows = 8
+    graph = _device_graph(world, mode, rows)
+    wrong, batch = (mode.make(world.batches, _prefixes(rows, turn), rows) for turn in (0, 5))
+    expected = mode.expected(world.model, batch, graph.fresh_queries(batch))
+    # Of the last row: SGLang's index kernels begin the next row's indices where this one's end.
+    wrong.forward.seq_lens[-1] = -1
+    graph.plan(wrong)
+    graph.run(wrong)
+    torch.cuda.synchronize()
+    told: list[str] = []
+    # Each step of a draft chain has a plan of its own, and tells for itself.
+    while len(told) <= len(graph.device_plans):
+        try:
+            graph.plan(batch)
+            break
+        except world.device.module.MlagenPlanError as error:
+            told.append(str(error))
+    assert 1 <= len(told) <= len(graph.device_plans), told
+    assert all(text.startswith(f"{GRAPHS[mode]}: in an earlier replay") for text in told), told
+    outputs = graph.run(batch)
+    torch.cuda.synchronize()
+    assert _same(outputs, expected, batch)

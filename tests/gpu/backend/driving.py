@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,10 +25,14 @@ Query = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass
 class Backends:
-    """The target's and the draft's back end of one file, the released one or the patched."""
+    """The target's and the draft's back end of one file, the released one or a patched.
+
+    told: whether the host is told the lengths of a graph's replay.
+    """
 
     module: ModuleType
     model: Model
+    told: bool = True
     target: Any = field(init=False)
     draft: Any = field(init=False)
 
@@ -112,28 +116,41 @@ DRAFT_EXTEND_V1 = Mode(
 
 
 class Graph:
-    """A captured graph of `rows` requests."""
+    """A captured graph of `rows` requests.
+
+    Like a runner it keeps the tensors of its capture as buffers, which each replay is copied into.
+    """
 
     def __init__(self, backends: Backends, batches: Batches, mode: Mode, rows: int) -> None:
         self._backends, self._mode, self._rows = backends, mode, rows
         batch = self._capture_batch(batches)
+        self._captured = batch.forward
         model = backends.model
         self.queries = [
             model.query(sum(batch.query_lens)) for _ in backends.steps(draft=mode.draft)
         ]
         self._plan_capture(batch)
-        self._attend(batch)  # warms up, as the runners do
+        self._wrappers = [_wrapper(backend) for backend in backends.steps(draft=mode.draft)]
+        self._step(batch)  # warms up, as the runners do
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
-            if not backends.two_methods:
-                self._owner.init_forward_metadata_in_graph(batch.forward)
-            self.outputs = self._attend(batch)
+            self.outputs = self._step(batch)
         torch.cuda.synchronize()
+
+    @property
+    def device_plans(self) -> list[Any]:
+        """What plans each pass on the GPU; None for one that is planned on the host."""
+        return [wrapper.mlagen_request.device for wrapper in self._wrappers]
+
+    def poison(self) -> None:
+        """Overwrite what the kernels are told to do, so that no pass lives on an older plan."""
+        for device in self.device_plans:
+            device.workspace.fill_(-1)
 
     def plan(self, batch: Batch) -> None:
         """What a runner does before a replay."""
-        forward = batch.forward
+        forward = self._replayed(batch)
         if not self._backends.two_methods:
             self._owner.init_forward_metadata_out_graph(forward)
         elif self._mode.draft:
@@ -164,6 +181,32 @@ class Graph:
     @property
     def _owner(self) -> Any:
         return self._backends.draft if self._mode.draft else self._backends.target
+
+    def _replayed(self, batch: Batch) -> SimpleNamespace:
+        """The batch as the back end gets it, once it has been copied into the buffers.
+
+        A runner hands over its buffers, but for a draft chain without padded rows: there
+        eagle_draft_cuda_graph_runner.py fills them, and hands over the batch's own tensors.
+        """
+        given = dict(vars(batch.forward))
+        padded = batch.real < self._rows
+        for name in ("req_pool_indices", "seq_lens", "positions"):
+            buffer = getattr(self._captured, name)
+            buffer.copy_(given[name])
+            if padded or not self._mode.draft:
+                given[name] = buffer
+        if not self._backends.told:
+            given["seq_lens_cpu"] = None
+            # A wrong number, not None: the draft chain slices its index buffer by it, as does
+            # decode over a unified pool (0.5.17), and checks that it fits (0.5.17 on).
+            given["seq_lens_sum"] = 0
+        return SimpleNamespace(**given)
+
+    def _step(self, batch: Batch) -> list[torch.Tensor]:
+        """What the graph is captured of."""
+        if not self._backends.two_methods:
+            self._owner.init_forward_metadata_in_graph(batch.forward)
+        return self._attend(batch)
 
     def _attend(self, batch: Batch) -> list[torch.Tensor]:
         steps = self._backends.steps(draft=self._mode.draft)
@@ -196,6 +239,13 @@ class Graph:
                 forward.forward_mode,
                 forward.spec_info,
             )
+
+
+def _wrapper(backend: Any) -> Any:
+    """FlashInfer's wrapper of the pass that the back end is set to."""
+    metadata = backend.forward_metadata
+    decodes = hasattr(metadata, "decode_wrapper")
+    return metadata.decode_wrapper if decodes else metadata.prefill_wrapper
 
 
 class Eager:

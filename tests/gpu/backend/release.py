@@ -1,10 +1,11 @@
 """A release of SGLang as a package that can be imported here, with its back end and ours.
 
-`Release("0.5.17").load()` unpacks the release, puts mlagen's patch of `flashinfer_mla_backend.py`
-beside the file as released, and imports both from the real `sglang` package: the back end, the
-index kernels, `ForwardMode` and the speculative inputs are the release's own. What has no part in
-planning and needs packages that are not there, or weighs a lot, is a stand-in; both lists below
-say why. One release a process: they share the name `sglang`.
+`load("0.5.17", folder)` unpacks the release, puts mlagen's patches of `flashinfer_mla_backend.py`
+(by the shipped spec, and with graphs that the GPU plans) beside the file as released, and imports
+all of them from the real `sglang` package: the back end, the index kernels, `ForwardMode` and the
+speculative inputs are the release's own. What has no part in planning and needs packages that are
+not there, or weighs a lot, is a stand-in; both lists below say why. One release a process: they
+share the name `sglang`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from mlagen.codegen.flashinfer.find import find_flashinfer
 from mlagen.codegen.flashinfer.read import read_plan_api
 from mlagen.codegen.patch import prepare
 from mlagen.codegen.sglang.find import FoundTarget
-from mlagen.codegen.spec import load_spec, shipped_spec
 
+from ..specs import ON_DEVICE, Changes, spec_of
 from .stand_ins import StandInFinder, absent, install, make
 
 #: Names the folder that `tests/gpu/carry.py` fills; without it wheels are fetched.
@@ -33,7 +34,10 @@ FOLDER = "MLAGEN_GPU_SGLANG"
 
 FILE = "sglang/srt/layers/attention/flashinfer_mla_backend.py"
 MODULE = "sglang.srt.layers.attention.flashinfer_mla_backend"
+#: Patched modules beside the original -> how their specs differ from the shipped one.
 PATCHED = "flashinfer_mla_backend_mlagen"
+PATCHED_ON_DEVICE = "flashinfer_mla_backend_mlagen_device"
+PATCHES: dict[str, Changes] = {PATCHED: (), PATCHED_ON_DEVICE: ON_DEVICE}
 
 #: Parts of SGLang that are imported on the way and take no part in attention planning.
 REPLACED = (
@@ -75,11 +79,13 @@ IF_ABSENT = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """The modules of a release: `stock` as released, `patched` by mlagen for this FlashInfer."""
+    """The modules of a release: `stock` as released, the others patched by mlagen for this
+    FlashInfer, `device` so that the GPU plans what graphs of decode, drafts and verify need."""
 
     version: str
     stock: ModuleType
     patched: ModuleType
+    device: ModuleType
     replaced: frozenset[str]
 
 
@@ -106,7 +112,7 @@ def archive(version: str) -> Path:
 
 
 def unpack(version: str, folder: Path) -> None:
-    """Write the release's Python files to `folder`, with the patched file beside the original."""
+    """Write the release's Python files to `folder`, with patched files beside the original."""
     with zipfile.ZipFile(archive(version)) as files:
         names = [n for n in files.namelist() if n.startswith("sglang/") and n.endswith(".py")]
         files.extractall(folder, names)
@@ -116,12 +122,14 @@ def unpack(version: str, folder: Path) -> None:
                 (folder / package / part).mkdir(exist_ok=True)
     original = folder / FILE
     api = read_plan_api(find_flashinfer(str(flashinfer_folder())))
-    patch = prepare(FoundTarget(original.read_bytes(), FILE, None), load_spec(shipped_spec()), api)
-    original.with_name(f"{PATCHED}.py").write_bytes(patch.patched)
+    target = FoundTarget(original.read_bytes(), FILE, None)
+    for name, changes in PATCHES.items():
+        patch = prepare(target, spec_of(changes), api)
+        original.with_name(f"{name}.py").write_bytes(patch.patched)
 
 
 def load(version: str, folder: Path) -> Loaded:
-    """Unpack the release and import both back ends."""
+    """Unpack the release and import its back end, as released and patched."""
     unpack(version, folder)
     sys.path.insert(0, str(folder))
     replaced = StandInFinder(REPLACED, but=KEPT, root=folder)
@@ -129,8 +137,9 @@ def load(version: str, folder: Path) -> Loaded:
     install(StandInFinder(absent(IF_ABSENT)), replacing=False)
     _complete_flashinfer()
     stock = importlib.import_module(MODULE)
-    patched = importlib.import_module(f"{MODULE.rpartition('.')[0]}.{PATCHED}")
-    return Loaded(version, stock, patched, frozenset(replaced.served))
+    package = MODULE.rpartition(".")[0]
+    patched, device = (importlib.import_module(f"{package}.{name}") for name in PATCHES)
+    return Loaded(version, stock, patched, device, frozenset(replaced.served))
 
 
 def _complete_flashinfer() -> None:
