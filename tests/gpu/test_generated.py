@@ -122,8 +122,8 @@ DEVICE_FAULTS = [
     ),
     pytest.param(
         PLANS,
-        "kv_len = tl.minimum(tl.maximum(seq_len, 0), most_len) + added",
-        "kv_len = tl.minimum(tl.maximum(seq_len, 0), most_len)",
+        "most_len).to(tl.int32) + added",
+        "most_len).to(tl.int32)",
         "verify and pieces",
         id="lengths without the window, on the GPU",
     ),
@@ -157,8 +157,8 @@ DEVICE_FAULTS = [
     ),
     pytest.param(
         HOOKS,
-        "            continue\n        request.device.launch(seq_lens)\n",
-        "            continue\n",
+        "            request.device.record(seq_lens)\n",
+        "            pass\n",
         "verify and replays_are_right",
         id="not in the graph",
     ),
