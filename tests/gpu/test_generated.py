@@ -156,9 +156,9 @@ DEVICE_FAULTS = [
         id="a look at the error waits",
     ),
     pytest.param(
-        HOOKS,
-        "            request.device.record(seq_lens)\n",
-        "            pass\n",
+        PLANS,
+        "        self.launch(seq_lens)\n        if torch.cuda.is_current",
+        "        if torch.cuda.is_current",
         "verify and replays_are_right",
         id="not in the graph",
     ),
