@@ -31,8 +31,8 @@ from .runs import BATCHES, NDT, STEPS, plus
 RELEASES = ("0.5.13", "0.5.17", "0.5.23")
 #: What has no place for that.
 BEFORE = ("0.4.8", "0.5.10")
-#: Whose decode asks whether the sum of lengths is positive, in lines that are SGLang's own: None is
-#: an error there, any number does.
+#: Of 0.5.20 on: decode asks whether the sum of lengths is positive, in lines that are SGLang's own.
+#: None is an error there, any number does.
 COMPARES_THE_SUM = ("0.5.23",)
 BATCH = 4
 
@@ -250,3 +250,29 @@ def test_a_draft_chain(release: str) -> None:
             assert launch.plan is record
             assert launch.tokens == s.tokens(plus(lens, step + 1), bs=BATCH, pad=step + 2)
         assert done.waits == ()
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_draft_chain_that_is_recorded(release: str) -> None:
+    s, kernel = session_of(release)
+    draft = s._draft_backend(STEPS)
+    with s.running(), s.gpu.aside():
+        batch = s._batches.draft(
+            s.modes.DECODE, [], BATCH, spec=s.stubs.specs.draft(), capture=True
+        )
+
+    def wrappers() -> list[Any]:
+        return [inner.decode_cuda_graph_metadata[BATCH] for inner in s.draft_chain]
+
+    graph = captured(s, kernel, draft, batch, wrappers)
+    # SGLang sizes a view of the draft's indices by it, and checks that they fit.
+    for lens in BATCHES:
+        graph.seq_lens_sum = sum(lens) + BATCH - len(lens)
+        before = len(s.fi.records)
+        launches, waits = graph.replay(lens)
+        assert len(launches) == len(s.fi.records) - before == STEPS - 1
+        for step, launch in enumerate(launches):
+            assert launch.plan is s.fi.records[before + step]
+            assert launch.plan.arrays == expected.draft(lens, step, BATCH)
+            assert launch.tokens == s.tokens(plus(lens, step + 1), bs=BATCH, pad=step + 2)
+        assert waits == ()
