@@ -231,6 +231,21 @@ def test_each_cluster_has_a_full_piece_or_more(kernel: Kernel, sms: int, thoroug
         check(kernel, replace(DECODE, seq_lens=lengths, heads=64, sms=sms, thorough=thorough))
 
 
+@pytest.mark.parametrize("share", [1, 8, 9, 16, 17, 32, 33, 64, 65, 256, 257])
+def test_where_the_length_of_a_full_piece_steps(kernel: Kernel, share: int) -> None:
+    """A cluster's share of all KV, as FlashInfer rounds it."""
+    for length in (7 * share, 7 * share + 1):
+        check(kernel, replace(DECODE, seq_lens=(length,), heads=64, sms=7))
+
+
+def test_a_cluster_with_just_too_much_to_do_takes_no_part_in_a_round(kernel: Kernel) -> None:
+    """Its load is the least one and the next piece, to the token."""
+    lengths = (486 + 300 + FIXED[1], *[486] * 6, 300, *[200] * 6)
+    case = replace(DECODE, seq_lens=lengths, heads=64, sms=7)
+    assert case.work().limit >= lengths[0]  # nothing is cut
+    check(kernel, case)
+
+
 # -- lengths that cannot be planned --------------------------------------------------------------
 
 SOME = replace(VERIFY, seq_lens=(100, 7, 0, 3000, 64), tokens=3, added=3, max_context=3000)
