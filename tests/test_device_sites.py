@@ -1,8 +1,9 @@
 """The edit sites of replays that are planned on the GPU: where they are, what they say, what is
 refused.
 
-What `locate` finds, and the file with those edits made; the functions that they call are not
-rendered here. Golden lines: splice/<shape>/device.txt, written anew as those of test_splice.py.
+What `locate` finds, and the file with those edits made, at first without the functions that they
+call; at the end the whole patch. Golden lines: splice/<shape>/device.txt, written anew as those of
+test_splice.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,17 @@ from functools import cache
 import pytest
 
 from mlagen.codegen import provenance
+from mlagen.codegen.flashinfer.api import PlanApi
+from mlagen.codegen.patch import prepare, select
 from mlagen.codegen.sglang.edits import Edit
+from mlagen.codegen.sglang.find import FoundTarget
 from mlagen.codegen.sglang.locate import Target, locate
 from mlagen.codegen.sglang.source import Source
 from mlagen.codegen.spec import Spec
-from tests.releases import PINS, sglang_file
+from tests.judge.miniature import COPIES, STAGES
+from tests.releases import NEAREST_WHEEL, PINS, plan_api, sglang_file
 from tests.splice.shapes import FOLDER, SHAPES, before, fork, line_of, spec
+from tests.test_splice import assert_no_new_names
 
 UPDATE = os.environ.get("MLAGEN_UPDATE_SNAPSHOTS") == "1"
 
@@ -428,3 +434,85 @@ def test_refused(name: str) -> None:
         assert (reason.code, reason.line) == (refusal.code, line_of(data, refusal.at))
         assert reason.message.startswith(refusal.reason)
     assert not located(data, spec()).refusals
+
+
+# -- the whole patch -----------------------------------------------------------------------------
+
+#: The variants that the GPU can plan.
+ON_GPU = ("decode", "draft-decode", "verify")
+RECORDS = b"mlagen_record_plan(self.forward_metadata, "
+
+
+def whole(data: bytes, of: Spec, api: PlanApi) -> bytes:
+    """The patched file, with the functions it calls; whole, repeatable, and out again."""
+    patched = prepare(FoundTarget(data, "fork.py", None), of, api).patched
+    assert provenance.remove_regions(patched) == data
+    assert not prepare(FoundTarget(patched, "fork.py", None), of, api).changes
+    assert_no_new_names(patched, data)
+    return patched
+
+
+def bound_once(patched: bytes) -> dict[str, int]:
+    """How often each name of the module that begins with mlagen's letters is bound."""
+    tree = ast.parse(patched)
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = [node.name for node in tree.body if isinstance(node, kinds)]
+    return {name: names.count(name) for name in names if "mlagen" in name.lower()}
+
+
+def check_whole(data: bytes, api: PlanApi, *, in_graph: bool, verify: bool = True) -> None:
+    patched = whole(data, device_spec(*ON_GPU), api)
+    names = bound_once(patched)
+    assert set(names.values()) == {1}
+    expected = {"MlagenDevicePlan", "_mlagen_plan_kernel", "_mlagen_onto_device"}
+    assert expected <= names.keys()
+    # Both are emitted with the hooks; the file calls them where it has a place for it.
+    assert (RECORDS in patched) == in_graph
+    assert (b"= mlagen_bound_arrays(" in patched) == verify
+    assert (
+        not {"_mlagen_plan_kernel", "MlagenDevicePlan"}
+        & bound_once(whole(data, spec(), api)).keys()
+    )
+
+
+@pytest.mark.parametrize("api", [COPIES, STAGES], ids=["0.6.17", "0.7.2"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_whole_patch_of_a_miniature(shape: str, api: PlanApi) -> None:
+    check_whole(before(shape), api, in_graph=shape in IN_GRAPH, verify=shape != "no-verify")
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        version
+        if version in ("0.4.5", "0.5.10", "0.5.17", "0.5.23")
+        else pytest.param(version, marks=pytest.mark.releases)
+        for version in PINS
+        if version != "0.4.4"
+    ],
+)
+def test_the_whole_patch_of_a_release(version: str) -> None:
+    check_whole(
+        sglang_file(version),
+        plan_api(NEAREST_WHEEL[version]),
+        in_graph=not older_than_in_graph(version),
+        verify=version != "0.4.3.post4",
+    )
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("shape", GOLDEN)
+def test_the_whole_patch_of_one_variant(shape: str, name: str) -> None:
+    alone = select(device_spec(name), [name])
+    patched = whole(before(shape), alone, COPIES)
+    assert "MlagenDevicePlan" in bound_once(patched)
+    # The others are there, planned by the host.
+    among = whole(before(shape), device_spec(name), COPIES)
+    assert "MlagenDevicePlan" in bound_once(among)
+
+
+@pytest.mark.parametrize("name", ["draft-extend", "dcp"])
+def test_a_patch_of_variants_on_the_host_takes_nothing_along(name: str) -> None:
+    patched = whole(before("upstream"), select(device_spec(*ON_GPU), [name]), COPIES)
+    assert patched.count(b"triton") == before("upstream").count(b"triton")
+    assert "MlagenDevicePlan" not in bound_once(patched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from typing import Any
@@ -455,3 +456,65 @@ def test_every_length_is_described() -> None:
         assert parse(name).tree == Name(name)
         assert length.meaning
         assert length.least in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "least", "most"),
+    [
+        ("seq_lens", 0, 0),
+        ("(seq_lens)", 0, 0),
+        ("seq_lens + 1", 1, 1),
+        ("3 + seq_lens", 3, 3),
+        ("seq_lens - 2", -2, -2),
+        ("seq_lens + draft_token_num - 1", 0, 4),
+        ("seq_lens - 1 + (draft_step + 1)", 0, 5),
+        ("draft_token_num * (2 + 1) + seq_lens - 1 // 2", 3, 15),
+        ("1 - draft_step + (draft_token_num + (seq_lens - 3))", -6, 3),
+    ],
+)
+def test_a_length_and_a_number(text: str, least: int, most: int) -> None:
+    """The same number for all requests: what the value is at none of them is added to any."""
+    formula = parse(text)
+    assert formula.shifts("seq_lens")
+    assert not formula.shifts("extend_seq_lens")
+    added = set()
+    for tokens, step in itertools.product(range(1, 6), range(6)):
+        scalars = {"draft_token_num": tokens, "draft_step": step}
+        values = {n: formula.evaluate({"seq_lens": n, **scalars}) - n for n in (0, 1, 7, 1000)}
+        assert len(set(values.values())) == 1
+        added |= set(values.values())
+    assert (min(added), max(added)) == (least, most)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2 * seq_lens",
+        "seq_lens * 1",
+        "seq_lens // 2",
+        "seq_lens // 1 + 3",
+        "seq_lens + seq_lens",
+        "seq_lens - seq_lens",
+        "seq_lens - seq_lens + seq_lens",
+        "5 - seq_lens",
+        "5 - (seq_lens + 1)",
+        "(seq_lens + 1) // 1 * 1",
+        "seq_lens + draft_step * seq_lens",
+        "seq_lens + extend_seq_lens",
+        "extend_seq_lens",
+        "draft_token_num",
+        "5",
+    ],
+)
+def test_more_than_a_length_and_a_number(text: str) -> None:
+    assert not parse(text).shifts("seq_lens")
+
+
+@relaxed
+@given(small_texts, environments)
+def test_what_shifts_is_the_length_and_what_it_is_at_0(text: str, env: dict[str, Any]) -> None:
+    formula = parse(text)
+    values = _row(env, 0)
+    if formula.shifts("seq_lens"):
+        at_0 = formula.evaluate({**values, "seq_lens": 0})
+        assert formula.evaluate(values) == at_0 + values["seq_lens"]

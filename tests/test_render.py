@@ -135,6 +135,26 @@ OTHER_SPECS: dict[str, tuple[str, ...]] = {
     "a function of another name": (entry("verify", *VERIFY, function="plan_the_verification"),),
     "a long name": (entry("v" + "-verify" * 4, *VERIFY),),
 }  # fmt: skip
+#: Variants that the GPU plans, by what a captured graph is of.
+ON_GPU = {
+    "decode": entry("decode", "decode", "replay", "1", "seq_lens", causal=False, planner="device"),
+    "draft-decode": entry("draft", *DRAFT, causal=False, planner="device"),
+    "verify": entry("verify", *VERIFY, planner="device"),
+}
+for size in (1, 2, 3):
+    for served in combinations(ON_GPU, size):
+        OTHER_SPECS[f"on the GPU: {' '.join(served)}"] = tuple(ON_GPU[name] for name in served)
+OTHER_SPECS["on the GPU: decode; verify on the host"] = (ON_GPU["decode"], entry("v", *VERIFY))
+OTHER_SPECS["on the GPU: verify; decode on the host"] = (
+    ON_GPU["verify"],
+    entry("decode", "decode", "replay", "1", "seq_lens", causal=False),
+)
+OTHER_SPECS["on the GPU: verify of constant tokens"] = (
+    entry("verify", *VERIFY[:2], "4", "seq_lens + 4", planner="device"),
+)
+OTHER_SPECS["on the GPU: verify, shorter by a constant"] = (
+    entry("verify", *VERIFY[:2], "4", "seq_lens - 2", planner="device"),
+)
 GUARDS = ("uniform-tokens", "owned-input", "tile-divides-heads", "work-items-fit", "fa-back-end")
 for size in (0, 1, 2, 4):
     for chosen in list(combinations(GUARDS, size))[:: 1 if size < 2 else 3]:
@@ -147,6 +167,23 @@ for size in (1, 2, 4):
         OTHER_SPECS[f"refreshes {' '.join(chosen)}"] = (
             entry("verify", *VERIFY, refresh=", ".join(chosen)),
         )
+
+
+#: One of each era that the shipped variants are also rendered for as planned on the GPU.
+GPU_APIS = ("0.2.3", "0.2.5", "0.5.3", "0.6.17", "0.7.2")
+GPU_PREFIX = "planned on the GPU, FlashInfer "
+
+
+@cache
+def on_gpu() -> Spec:
+    """The shipped variants, planned on the GPU as far as can be."""
+    variants = tuple(
+        variant.model_copy(update={"planner": "device"})
+        if "replay" in variant.when and not variant.context_parallel
+        else variant
+        for variant in shipped().variants
+    )
+    return shipped().model_copy(update={"variants": variants})
 
 
 @dataclass(frozen=True)
@@ -163,13 +200,21 @@ def cases() -> dict[str, Case]:
         f"FlashInfer {version}": Case(f"r_{version.replace('.', '_')}", shipped(), api_of(version))
         for version in EVERY_API
     }
+    found |= {
+        f"{GPU_PREFIX}{version}": Case(f"d_{version.replace('.', '_')}", on_gpu(), api_of(version))
+        for version in GPU_APIS
+    }
     for number, (name, entries) in enumerate(OTHER_SPECS.items()):
         api = (COPIES, STAGES)[number % 2]
         found[name] = Case(f"s_{number}", spec_of(*entries), api)
     return found
 
 
-CASES = [*(f"FlashInfer {version}" for version in EVERY_API), *OTHER_SPECS]
+CASES = [
+    *(f"FlashInfer {version}" for version in EVERY_API),
+    *(f"{GPU_PREFIX}{version}" for version in GPU_APIS),
+    *OTHER_SPECS,
+]
 
 
 @pytest.fixture(scope="session")
@@ -249,7 +294,20 @@ def test_linted(
 def test_typed(
     name: str, packages: tuple[Path, dict[str, Case]], typed: dict[str, list[str]]
 ) -> None:
-    assert typed.get(packages[1][name].package, []) == []
+    folder, found = packages
+    package = found[name].package
+    kernels = kernel_lines((folder / package / "plans.py").read_text())
+    assert [said for said in typed.get(package, []) if said.split(": ")[0] not in kernels] == []
+
+
+def kernel_lines(source: str) -> set[str]:
+    """Where functions of Triton's language begin: their parameters have types of its own."""
+    return {
+        f"plans.py:{line}"
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.decorator_list
+        for line in (node.decorator_list[0].lineno, node.lineno)
+    }
 
 
 def test_the_tools_see_what_is_wrong(tmp_path: Path) -> None:
@@ -779,6 +837,130 @@ def test_two_variants_whose_functions_meet_are_refused() -> None:
     )
     with pytest.raises(SpecError, match="plan_it_eager"):
         render(spec_of(*entries), COPIES)
+
+
+# -- planned on the GPU -------------------------------------------------------------------------
+
+#: What is there for variants that the GPU plans alone, and what is written otherwise for them.
+DEVICE_FRAGMENTS = {"device_kernel", "device", "onto_device"}
+OTHERWISE = {"types", "decode", "verify"}
+
+
+def fragments_of(rendered: Rendered) -> dict[str, str]:
+    return {fragment.name: fragment.text for fragment in rendered.fragments}
+
+
+@pytest.mark.parametrize("version", GPU_APIS)
+def test_the_gpu_adds_its_own_functions_and_changes_few(version: str) -> None:
+    host = fragments_of(render(shipped(), api_of(version)))
+    device = fragments_of(render(on_gpu(), api_of(version)))
+    assert device.keys() - host.keys() == DEVICE_FRAGMENTS
+    assert host.keys() <= device.keys()
+    assert {name for name in host if host[name] != device[name]} == OTHERWISE
+    # Lines are added; what the host does is as it was.
+    for name in OTHERWISE - {"verify"}:
+        rest = iter(device[name].splitlines())
+        assert all(line in rest for line in host[name].splitlines()), name
+
+
+@pytest.mark.parametrize("version", EVERY_API)
+def test_nothing_of_it_where_the_host_plans(version: str) -> None:
+    rendered = render(shipped(), api_of(version))
+    assert not DEVICE_FRAGMENTS & fragments_of(rendered).keys()
+    for module in ("plans", "hooks"):
+        text = render_module(rendered, module, ())
+        assert "triton" not in text
+        assert not re.search(r"request\.device\b|MlagenDevice|max_context", text)
+    # A choice that no captured graph comes of is none.
+    only = select(on_gpu(), ["draft-extend", "dcp"])
+    assert not DEVICE_FRAGMENTS & fragments_of(render(only, api_of(version))).keys()
+
+
+@pytest.mark.parametrize("version", GPU_APIS)
+def test_triton_is_imported_where_the_kernel_is(version: str) -> None:
+    for spec in (shipped(), on_gpu()):
+        rendered = render(spec, api_of(version))
+        for module in ("plans", "hooks"):
+            imported = {
+                alias.name
+                for node in ast.parse(render_module(rendered, module, ())).body
+                if isinstance(node, ast.Import)
+                for alias in node.names
+            }
+            kernel = spec is on_gpu() and module == "plans"
+            assert {"triton", "triton.language"} & imported == (
+                {"triton", "triton.language"} if kernel else set()
+            )
+
+
+@pytest.mark.parametrize("api", [COPIES, STAGES], ids=["0.6.17", "0.7.2"])
+@pytest.mark.parametrize("served", ON_GPU)
+def test_hooks_ask_for_what_the_gpu_needs(api: PlanApi, served: str) -> None:
+    """The longest context, and lengths on the device; the plan of one kind brings no other's."""
+    hooks = functions(ast.parse(render_module(render(spec_of(ON_GPU[served]), api), "hooks", ())))
+    verify = served == "verify"
+    capture = hooks["mlagen_capture_verify" if verify else "mlagen_capture_decode"]
+    assert "max_context" in [argument.arg for argument in capture.args.args]
+    assert ("mlagen_bound_arrays" in hooks) == verify
+    request = hooks["mlagen_request_verify" if verify else "mlagen_request_decode"]
+    text = ast.unparse(request)
+    # Asked ahead of the host lengths, which may be absent then.
+    assert text.index("request.device.plan(seq_lens)") < text.index("_mlagen_host_lens(")
+
+
+def test_one_kernel_for_all_eras() -> None:
+    """It writes what the kernels of FlashInfer read, which have been the same."""
+    kernels = {fragments_of(render(on_gpu(), api_of(v)))["device_kernel"] for v in GPU_APIS}
+    assert len(kernels) == 1
+
+
+@pytest.mark.parametrize("version", ["0.6.17", "0.7.2"])
+def test_a_patch_takes_the_kernel_where_a_hook_needs_it(version: str) -> None:
+    rendered = render(on_gpu(), api_of(version))
+    for name, needed in (
+        ("mlagen_capture_decode", DEVICE_FRAGMENTS),
+        ("mlagen_capture_verify", DEVICE_FRAGMENTS),
+        ("mlagen_record_plan", DEVICE_FRAGMENTS),
+        # Its type names the class, and the class the kernel.
+        ("MlagenRequest", {"device", "device_kernel"}),
+        ("MlagenPlanError", set()),
+        ("_mlagen_plan_kernel", {"device_kernel"}),
+    ):
+        taken = {fragment.name for fragment in rendered.needed_by([name])}
+        assert taken & DEVICE_FRAGMENTS == needed, name
+    host = render(shipped(), api_of(version))
+    assert not DEVICE_FRAGMENTS & {f.name for f in host.needed_by(defined(host))}
+
+
+def test_nothing_waits_for_a_plan_on_the_gpu() -> None:
+    """What is launched or recorded at a replay, and what may raise there."""
+    for version in GPU_APIS:
+        rendered = render(on_gpu(), api_of(version))
+        texts = fragments_of(rendered)
+        for name in ("device", "onto_device"):
+            for node in ast.walk(ast.parse(texts[name])):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    assert node.func.attr not in WAITS, ast.unparse(node)
+                assert not isinstance(node, (ast.Lambda, ast.ExceptHandler, ast.Global))
+
+
+@pytest.mark.parametrize("shape", ["pair", "shared-apply", "upstream-keyword-only", "old-pair"])
+@pytest.mark.parametrize("version", ["0.6.17", "0.7.2"])
+def test_no_argument_stands_in_for_another_on_the_gpu(shape: str, version: str) -> None:
+    rendered = render(on_gpu(), api_of(version))
+    modules = {n: ast.parse(render_module(rendered, n, ())) for n in ("plans", "hooks")}
+    emitted = signatures(modules)
+    patched = prepare(FoundTarget(before(shape), "x.py", None), on_gpu(), api_of(version))
+    for tree in (*modules.values(), ast.parse(patched.patched)):
+        assert swapped(tree, emitted) == []
+    for node in ast.walk(ast.parse(patched.patched)):
+        if not isinstance(node, ast.Call):
+            continue
+        parameters = emitted.get(called(node), [])
+        if parameters and called(node).startswith("mlagen_"):
+            given = [keyword.arg for keyword in node.keywords]
+            assert len(node.args) + len(given) <= len(parameters)
+            assert set(given) <= set(parameters[len(node.args) :])
 
 
 # -- modules and fragments ----------------------------------------------------------------------

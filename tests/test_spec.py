@@ -28,6 +28,7 @@ from mlagen.codegen.spec import (
     SCHEMA_NAME,
     Spec,
     Variant,
+    device_variants,
     find_spec,
     json_schema,
     load_spec,
@@ -457,12 +458,18 @@ def test_other_ways_to_write_the_same(change: Any) -> None:
         ("guards: []", f"guards: []\n    function: {'f' * 81}", [(11, 15, "function-name")]),
         ("guards: []", f"guards: []\n    doc: {'d' * 401}", [(11, 10, "doc-text")]),
         ("guards: []", "guards: []\n    doc: 'a \\ b'", [(11, 10, "doc-text")]),
-        ("guards: []", "guards: []\n    planner: device", [(11, 14, "planner-device")]),
+        ("when: [replay]", "when: [eager]\n    planner: device", [(6, 14, "planner-device")]),
         # A mistake elsewhere hides no rule, and what depends on the mistake is not judged.
         (
-            "serves: decode",
-            "serves: decoding\n    planner: device",
-            [(4, 13, "unknown-value"), (5, 14, "planner-device")],
+            "serves: decode\n    when: [replay]",
+            "serves: decoding\n    when: [eager]\n    planner: device",
+            [(4, 13, "unknown-value"), (6, 14, "planner-device")],
+        ),
+        # Whether a formula that is wrong could be planned there is not asked.
+        (
+            "kv_len: seq_lens",
+            "planner: device\n    kv_len: 2 * seq_len",
+            [(8, 17, "unknown-length")],
         ),
         (
             "kv_len: seq_lens",
@@ -479,6 +486,81 @@ def test_other_ways_to_write_the_same(change: Any) -> None:
 def test_mistakes(old: str, new: str, expected: list[tuple[int, int, str]]) -> None:
     assert old in DECODE
     assert problems(DECODE.replace(old, new, 1)) == expected
+
+
+def on_device(serves: str, kv_len: str, *more: str) -> str:
+    """A file of one variant that asks to be planned on the GPU."""
+    text = DECODE.replace("serves: decode", "\n    ".join((f"serves: {serves}", *more)))
+    return text.replace("kv_len: seq_lens", f"planner: device\n    kv_len: {kv_len}")
+
+
+@pytest.mark.parametrize(
+    ("serves", "kv_len"),
+    [
+        ("decode", "seq_lens"),
+        ("decode", "seq_lens - 1"),
+        ("draft-decode", "seq_lens - 1 + (draft_step + 1)"),
+        ("target-verify", "draft_token_num * 2 + seq_lens"),
+    ],
+)
+def test_what_the_gpu_can_plan(serves: str, kv_len: str) -> None:
+    text = on_device(serves, kv_len)
+    for when in ("[replay]", "[replay, eager]", "[eager, replay]"):
+        asked = text.replace("when: [replay]", f"when: {when}")
+        spec = load(asked)
+        assert device_variants(spec) == spec.variants
+        assert unsupported(spec) == ()
+        (on_host,) = load(asked.replace("device", "host")).variants
+        assert on_host == spec.variants[0].model_copy(update={"planner": "host"})
+
+
+def test_nothing_is_planned_there_unasked() -> None:
+    assert device_variants(load(DECODE)) == ()
+    assert device_variants(load_spec(shipped_spec())) == ()
+
+
+SHARE = "(seq_lens + dcp_size - 1 - dcp_rank) // dcp_size"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            on_device("decode", "seq_lens").replace("[replay]", "[eager]"),
+            "plans captured graphs, and this variant has none",
+        ),
+        (
+            on_device("decode", SHARE, "context_parallel: true"),
+            "does not know which share of the KV is this rank's",
+        ),
+        (
+            on_device("decode", "seq_lens + dcp_rank", "context_parallel: true"),
+            "does not know which share of the KV is this rank's",
+        ),
+        (
+            on_device("decode", "2 * seq_lens"),
+            "takes seq_lens plus a number, not 2 * seq_lens",
+        ),
+        (
+            on_device("draft-extend", "seq_lens + extend_seq_lens"),
+            "takes seq_lens plus a number, not seq_lens + extend_seq_lens",
+        ),
+        # One reason is enough: the first of them.
+        (
+            on_device("decode", "2 * seq_lens").replace("[replay]", "[eager]"),
+            "plans captured graphs, and this variant has none",
+        ),
+    ],
+    ids=["eager", "a share", "under context parallelism", "twice", "an extend", "two reasons"],
+)
+def test_what_stays_on_the_host(text: str, reason: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(text)
+    (problem,) = caught.value.problems
+    assert problem.code == "planner-device"
+    assert problem.message == f"decode: planner: device {reason}"
+    assert problem.hint == "use `planner: host`, or leave the key out"
+    assert text.splitlines()[problem.line - 1][problem.column - 1 :] == "device"
 
 
 @pytest.mark.parametrize(
@@ -516,11 +598,11 @@ def test_a_problem_found_later_has_its_place() -> None:
 def test_a_name_that_cannot_be_printed() -> None:
     text = DECODE.replace("  decode:", '  "a\\ud800\\nb":').replace("tokens: 1", "tokens: x")
     with pytest.raises(SpecError) as caught:
-        load(text.replace("serves: decode", "serves: decode\n    planner: device"))
+        load(text.replace("when: [replay]", "when: [eager]\n    planner: device"))
     told = [problem.message for problem in caught.value.problems]
     assert told == [
         r"'a\ud800\nb' is no name for a variant",
-        r"'a\ud800\nb': planner: device is not built yet",
+        r"'a\ud800\nb': planner: device plans captured graphs, and this variant has none",
         r"'a\ud800\nb': tokens: unknown length x",
     ]
 

@@ -44,9 +44,9 @@ def builtins_with(provide: Provide) -> dict[str, Any]:
         root = name.split(".")[0]
         if level or root not in STUBBED:
             return real_import(name, globals_, locals_, fromlist, level)
-        if not fromlist and name != root:
+        if not fromlist and name not in (root, "triton.language"):
             raise ImportError(f"the harness has no `import {name}`, only `from {name} import ...`")
-        return _StubModule(name, provide)
+        return _StubModule(name if fromlist else root, provide)
 
     return {**vars(builtins), "__import__": stub_import}
 
