@@ -27,8 +27,8 @@ MODULES = (
     "attention",
     "run",
 )
-#: The functions whose captured graphs the GPU plans. Both are complete: a graph that the GPU cannot
-#: plan falls back to the host in this one, so they cannot share a module, nor one wrapper's request.
+#: The functions whose captured graphs the GPU plans. A package of its own: what it installs on a
+#: wrapper is the other planner's, under the same names.
 DEVICE_PACKAGE = "mlagen_device"
 
 
