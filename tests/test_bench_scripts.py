@@ -122,6 +122,36 @@ def test_both_planners_are_there(version: str) -> None:
             assert f"def {name}(" in texts[f"{package}/plans.py"]
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_kernel_is_called_with_what_it_takes(version: str) -> None:
+    """By position: what `warm` makes up, and what `attention` changes among the constants."""
+    plans, warm, attention = (
+        ast.parse(files(version)[name])
+        for name in (f"{DEVICE_PACKAGE}/plans.py", f"{BENCH}warm.py", f"{BENCH}attention.py")
+    )
+    (kernel,) = (
+        node
+        for node in plans.body
+        if isinstance(node, ast.FunctionDef) and node.name == "_mlagen_plan_kernel"
+    )
+    constants = [arg.arg for arg in kernel.args.args if arg.annotation is not None]
+    (launch,) = (
+        node
+        for node in ast.walk(warm)
+        if isinstance(node, ast.Call) and "_mlagen_plan_kernel" in ast.unparse(node.func)
+    )
+    given = [arg for arg in launch.args if not isinstance(arg, ast.Starred)]
+    assert len(given) == len(kernel.args.args) - len(constants)
+    (thorough,) = (
+        node.value.value
+        for node in attention.body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "THOROUGH"
+        and isinstance(node.value, ast.Constant)
+    )
+    assert constants.index("THOROUGH") == thorough
+
+
 # -- run ----------------------------------------------------------------------------------------
 
 
