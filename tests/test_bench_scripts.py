@@ -405,6 +405,8 @@ def test_attention_is_measured_by_both_schedules(
         monkeypatch.setattr(part, "cases_of", lambda quick: cases)
         monkeypatch.setattr(part, "PAGES", 1 << 17)
         monkeypatch.setattr(part, "SHOWN", ("geometric", 16, 1, 3, 16))
+        # The stand-in's workspaces hold a number, and behind it what was there before.
+        monkeypatch.setattr(part, "_schedule", lambda wrapper, tokens: [[[0, 0, tokens]]])
         if not right:
             device = host.bench_support.device_plans.MlagenDevicePlan
             launch = device.launch
@@ -429,7 +431,23 @@ def test_attention_is_measured_by_both_schedules(
         (16, True),
     ]
     schedule = found["attention"]["schedule"]
-    assert len(schedule["stock"]) == len(schedule["mlagen"]) == 132
+    assert schedule["stock"] == schedule["mlagen"] == [[[0, 0, 1]]]
+
+
+def test_a_schedule_is_read_from_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clusters: two pieces of the first request, and one of the second."""
+    info = [1, 2, *(64 * entry for entry in range(14)), 0, 0]
+    words = torch.zeros(1024, dtype=torch.int32)
+    arrays = {2: [0, 0, 3], 13: [0, 256, 0], 14: [256, 300, 77], 15: [0, 2, 3]}
+    for entry, values in arrays.items():
+        words[info[entry] // 4 :][: len(values)] = torch.tensor(values, dtype=torch.int32)
+    state = SimpleNamespace(_plan_info=info, _int_workspace_buffer=words.view(torch.uint8))
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        wrapper = SimpleNamespace(_planned_backend=state)
+        found = host.attention._schedule(wrapper, 3)
+    assert found == [[[0, 0, 256], [0, 256, 300]], [[1, 0, 77]]]
 
 
 def test_cases_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
