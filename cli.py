@@ -327,6 +327,14 @@ def run_tests(
 )
 @click.option("--svg", metavar="FILE", help="Write a plot.")
 @click.option("--docs", metavar="FILE", help="Write the page that docs/benchmarks.md is.")
+@click.option("--draw", metavar="FILE", help="Draw a schedule, FlashInfer's and the GPU's (SVG).")
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(["plan", "loop", "attention", "bytes"]),
+    help="Measure just this part; may be repeated. attention is measured only where asked for.",
+)
 @click.option("--keep", metavar="DIR", help="Run in this folder and leave the scripts there.")
 @click.option("--gate", is_flag=True, help="Exit 1 where a bar is missed.")
 @_flashinfer_option
@@ -338,6 +346,8 @@ def bench(
     given: tuple[Path, ...],
     svg: str | None,
     docs: str | None,
+    draw: str | None,
+    parts: tuple[str, ...],
     keep: str | None,
     gate: bool,
     flashinfer: str | None,
@@ -352,7 +362,7 @@ def bench(
     from mlagen.codegen import bench_report, commands
 
     files = (out, given, svg, docs, keep)
-    work = partial(commands.bench, flashinfer, python, quick, *files, gate)
+    work = partial(commands.bench, flashinfer, python, quick, *files, gate, draw, parts)
     _run("bench", "json" if as_json else "text", work, bench_report.show)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark measured: its JSON as frozen data, medians with their spread, and the bars.
+"""What the benchmark measured: its JSON as frozen data, and the bars.
 
 The scripts of `templates/bench/` write one file a FlashInfer; several make one table. Contenders
 take turns within a round, and what is compared is compared round by round: a machine that is slow
@@ -7,15 +7,25 @@ for a while is slow for all of them.
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from .bench_attention import Attention, attention_bars
+from .bench_stats import (
+    Bar,
+    Case,
+    Data,
+    at_least,
+    at_most,
+    bar_of,
+    differences,
+    ratios,
+    thousands,
+)
 from .errors import usage
 
 #: Contenders by their names in the files, in the order of the tables.
@@ -24,8 +34,12 @@ CONTENDERS: Final[Mapping[str, str]] = {
     "host-arrays": "FlashInfer's, host arrays",
     "upstream": "SGLang's",
     "mlagen": "mlagen's",
+    "device": "device, launched",
+    "device-graph": "device, in the graph",
     "floor": "planner alone",
 }
+#: Plans that the GPU makes. In the loop, where all of them are in the graph, the first is the name.
+DEVICE, DEVICE_GRAPH = "device", "device-graph"
 OURS, UPSTREAM, STOCK, FLOOR, LIMIT = "mlagen", "upstream", "stock", "floor", "none"
 #: Microseconds that a plan may take above the planner alone, at that batch size.
 ALLOWANCE: Final = 40.0
@@ -34,20 +48,12 @@ FOCUS: Final = 64
 PART: Final = 0.97
 #: What SGLang measured end to end for its own fast plans: steps per second, theirs to stock.
 END_TO_END: Final = 1.27
-#: Standard deviations: how sure a difference has to be before a bar counts as missed.
-_SURE: Final = 3.0
-
 Condition: TypeAlias = Literal["idle", "busy"]
 CONDITIONS: Final[tuple[Condition, ...]] = ("idle", "busy")
-Verdict: TypeAlias = Literal["met", "within noise", "missed"]
 Samples: TypeAlias = Mapping[str, tuple[float, ...]]
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
-
-
-class Cell(_Data):
+class Cell(Data):
     """Plans of one batch size at one mean length (tokens).
 
     Attributes:
@@ -72,7 +78,7 @@ class Cell(_Data):
         return f"batch {self.batch}, {thousands(self.length)}"
 
 
-class Moved(_Data):
+class Moved(Data):
     """Bytes that one plan moves. `planner`: to the device, by FlashInfer's planner, from its own
     sizes. `to_gpu`, `to_host`: all that a trace has recorded, None where there was none."""
 
@@ -84,7 +90,7 @@ class Moved(_Data):
     to_host: int | None
 
 
-class Plans(_Data):
+class Plans(Data):
     """What plans cost. `busy_ms`: of the work queued before each busy plan."""
 
     busy_ms: float
@@ -95,7 +101,7 @@ class Plans(_Data):
     left_out: tuple[str, ...] = ()
 
 
-class Setting(_Data):
+class Setting(Data):
     """The loop in one shape.
 
     Attributes:
@@ -104,6 +110,8 @@ class Setting(_Data):
         gpu_step_ms, attention_ms: GPU time of a step, and of verify's attention in it.
         rates: steps per second by contender, a value a block, in turn.
         wrong: by contender, blocks whose last step gave another output than FlashInfer's plans.
+        uneven: lengths from half the mean to three halves; else within a quarter of it.
+        device_attention_ms: of the same attention in a graph that plans itself, that included.
     """
 
     batch: int
@@ -116,12 +124,30 @@ class Setting(_Data):
     attention_ms: float
     rates: Samples
     wrong: Mapping[str, int]
+    uneven: bool = False
+    device_attention_ms: float | None = None
+
+    @property
+    def best_host(self) -> str:
+        """The contender that plans on the host and has the highest rate."""
+        names = [name for name in self.rates if name not in (DEVICE, LIMIT)]
+        return max(names, key=lambda name: statistics.median(self.rates[name]))
+
+    @property
+    def asked_of_device(self) -> float | None:
+        """What part of the best host plan's rate the device's has to reach: attention that takes
+        r of its time makes a step, of which it is the share s, 1 / (1 - s (1 - r)) as fast."""
+        if self.device_attention_ms is None or DEVICE not in self.rates:
+            return None
+        ratio = self.device_attention_ms / self.attention_ms
+        return PART / (1 - self.share * (1 - ratio))
 
     def __str__(self) -> str:
-        return f"batch {self.batch}, {thousands(self.length)}, share {self.share:.2f}, {self.mode}"
+        mode = "uneven" if self.uneven else self.mode
+        return f"batch {self.batch}, {thousands(self.length)}, share {self.share:.2f}, {mode}"
 
 
-class Loop(_Data):
+class Loop(Data):
     """Steps per second of speculative decoding."""
 
     layers: int
@@ -132,8 +158,8 @@ class Loop(_Data):
     left_out: tuple[str, ...] = ()
 
 
-class Result(_Data):
-    """One file: a run on one machine with one FlashInfer."""
+class Result(Data):
+    """One file: a run on one machine with one FlashInfer; or several, of different parts."""
 
     kind: Literal["mlagen-bench"]
     schema_version: Literal[1]
@@ -149,55 +175,50 @@ class Result(_Data):
     complete: bool
     plan: Plans | None = None
     loop: Loop | None = None
+    attention: Attention | None = None
     seconds: float = Field(default=0.0)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median, and between what the middle eight tenths lie."""
-
-    median: float
-    low: float
-    high: float
-
-    def text(self, digits: int = 0) -> str:
-        """Such as `135 (131-150)`."""
-        values = (self.median, self.low, self.high)
-        middle, low, high = (f"{value:.{digits}f}" for value in values)
-        return f"{middle} ({low}-{high})"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """What was asked of one FlashInfer's figures, and what came of it: the worst case."""
-
-    asked: str
-    flashinfer: str
-    verdict: Verdict
-    worst: str
 
 
 # --- reading ----------------------------------------------------------------------------------
 
 
 def read_results(paths: Iterable[Path]) -> tuple[Result, ...]:
-    """The results in these files, by FlashInfer's version.
+    """The results in these files, by FlashInfer's version; parts that were measured in runs of
+    their own are put together.
 
     Raises UsageError for a file that cannot be read, is none of the benchmark's, or tells of the
-    same FlashInfer as another.
+    same part of the same FlashInfer as another.
     """
     found: dict[str, Result] = {}
     for path in paths:
         result = _read(path)
-        if result.flashinfer in found:
-            raise usage(
-                f"a second result for FlashInfer {result.flashinfer}",
-                path=str(path),
-                code="two-results",
-                hint="give one file for each version",
-            )
-        found[result.flashinfer] = result
+        other = found.get(result.flashinfer)
+        found[result.flashinfer] = result if other is None else _together(other, result, path)
     return tuple(found[version] for version in sorted(found, key=_version_key))
+
+
+_PARTS = ("plan", "loop", "attention")
+
+
+def _together(first: Result, second: Result, path: Path) -> Result:
+    """One result of two runs' parts. `path` is the second's."""
+    both = [n for n in _PARTS if None not in (getattr(first, n), getattr(second, n))]
+    machines = [(one.gpu, one.torch, one.backend) for one in (first, second)]
+    if both or machines[0] != machines[1]:
+        why = f"the part {both[0]} again" if both else "on another machine"
+        raise usage(
+            f"a second result for FlashInfer {second.flashinfer}: {why}",
+            path=str(path),
+            code="two-results",
+            hint="give one file for each version, or files of different parts",
+        )
+    parts = {n: getattr(second, n) for n in _PARTS if getattr(second, n) is not None}
+    facts = {
+        "complete": first.complete and second.complete,
+        "quick": first.quick or second.quick,
+        "seconds": first.seconds + second.seconds,
+    }
+    return first.model_copy(update={**parts, **facts})
 
 
 def _read(path: Path) -> Result:
@@ -223,44 +244,6 @@ def _version_key(version: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdigit() else (-1, part) for part in parts)
 
 
-# --- statistics -------------------------------------------------------------------------------
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Median and the tenth and ninetieth percentile of at least one value."""
-    ordered = sorted(values)
-    return Spread(statistics.median(ordered), _rank(ordered, 0.1), _rank(ordered, 0.9))
-
-
-def differences(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """first - second, round by round."""
-    return [a - b for a, b in zip(first, second, strict=True)]
-
-
-def ratios(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """first / second, round by round."""
-    return [a / b for a, b in zip(first, second, strict=True)]
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Between what the true median lies, as sure as `_SURE` says: order statistics, which assume
-    no distribution. All of the range where the values are few."""
-    ordered = sorted(values)
-    half = _SURE * math.sqrt(len(ordered)) / 2
-    middle = (len(ordered) - 1) / 2
-    low = max(0, math.floor(middle - half))
-    high = min(len(ordered) - 1, math.ceil(middle + half))
-    return ordered[low], ordered[high]
-
-
-def _rank(ordered: Sequence[float], part: float) -> float:
-    """A percentile, between neighbours in proportion."""
-    place = part * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 # --- bars -------------------------------------------------------------------------------------
 
 
@@ -269,10 +252,11 @@ def bars(result: Result) -> tuple[Bar, ...]:
     found: list[Bar] = []
     if result.plan is not None:
         focus = [cell for cell in result.plan.cells if cell.batch == FOCUS]
-        asked = f"a plan at batch {FOCUS} costs at most {ALLOWANCE:.0f} µs above the planner alone"
-        found += _plan_bar(result, asked, focus, FLOOR, ALLOWANCE)
+        costs = f"at batch {FOCUS} costs at most {ALLOWANCE:.0f} µs above the planner alone"
+        for name, what in _PLANS.items():
+            found += _plan_bar(result, f"{what} {costs}", focus, name, FLOOR, ALLOWANCE)
         asked = "no plan is slower than SGLang's"
-        found += _plan_bar(result, asked, result.plan.cells, UPSTREAM, 0.0)
+        found += _plan_bar(result, asked, result.plan.cells, OURS, UPSTREAM, 0.0)
     if result.loop is not None:
         every = result.loop.settings
         ahead = [setting for setting in every if setting.mode == "ahead"]
@@ -280,54 +264,64 @@ def bars(result: Result) -> tuple[Bar, ...]:
         found += _loop_bar(result, asked, ahead, LIMIT, PART)
         asked = "the loop is no slower than with SGLang's"
         found += _loop_bar(result, asked, every, UPSTREAM, 1.0)
+        found += _device_loop_bar(result, every)
+    if result.attention is not None:
+        found += attention_bars(result.attention, result.flashinfer, result.backend)
     return tuple(found)
 
 
+_PLANS: Final[Mapping[str, str]] = {
+    OURS: "a plan",
+    DEVICE: "a plan launched on the GPU",
+    DEVICE_GRAPH: "a plan in the graph",
+}
+
+
 def _plan_bar(
-    result: Result, asked: str, cells: Iterable[Cell], other: str, most: float
+    result: Result, asked: str, cells: Iterable[Cell], name: str, other: str, most: float
 ) -> list[Bar]:
-    """Ours less another's time, in each cell, idle and busy: at most `most` microseconds."""
+    """One contender's time less another's, in each cell, idle and busy: at most `most`
+    microseconds. Results of older scripts have not all contenders."""
     cases = []
     for cell in cells:
         for condition in CONDITIONS:
             samples = cell.samples(condition)
-            found = differences(samples[OURS], samples[other])
-            low, _ = interval(found)
+            if name not in samples:
+                continue
+            found = differences(samples[name], samples[other])
             middle = statistics.median(found)
-            sure = _verdict(middle <= most, low > most)
-            cases.append((sure, middle, f"{middle:+.0f} µs ({cell}, {condition})"))
-    if not cases:
-        return []
-    verdict, _, worst = max(cases, key=lambda case: (_GRAVITY[case[0]], case[1]))
-    return [Bar(asked, result.flashinfer, verdict, worst)]
+            text = f"{middle:+.0f} µs ({cell}, {condition})"
+            cases.append(Case(at_most(found, most), middle, text))
+    return bar_of(asked, result.flashinfer, cases)
 
 
 def _loop_bar(
     result: Result, asked: str, settings: Iterable[Setting], other: str, least: float
 ) -> list[Bar]:
-    """Ours to another's rate, in each setting: at least `least`."""
+    """Ours to another's rate, in each setting that has both: at least `least`."""
     cases = []
     for setting in settings:
+        if other not in setting.rates:
+            continue
         found = ratios(setting.rates[OURS], setting.rates[other])
-        _, high = interval(found)
         middle = statistics.median(found)
-        sure = _verdict(middle >= least, high < least)
-        cases.append((sure, -middle, f"{middle:.3f} ({setting})"))
-    if not cases:
-        return []
-    verdict, _, worst = max(cases, key=lambda case: (_GRAVITY[case[0]], case[1]))
-    return [Bar(asked, result.flashinfer, verdict, worst)]
+        cases.append(Case(at_least(found, least), -middle, f"{middle:.3f} ({setting})"))
+    return bar_of(asked, result.flashinfer, cases)
 
 
-_GRAVITY: Final[Mapping[Verdict, int]] = {"met": 0, "within noise": 1, "missed": 2}
-
-
-def _verdict(met: bool, surely_missed: bool) -> Verdict:
-    if met:
-        return "met"
-    return "missed" if surely_missed else "within noise"
-
-
-def thousands(tokens: int) -> str:
-    """A length as the tables name it, such as `4k`."""
-    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)
+def _device_loop_bar(result: Result, settings: Iterable[Setting]) -> list[Bar]:
+    """The rate of graphs that plan themselves to the best host plan's, where measured."""
+    cases = []
+    for setting in settings:
+        least = setting.asked_of_device
+        if least is None:
+            continue
+        found = ratios(setting.rates[DEVICE], setting.rates[setting.best_host])
+        middle = statistics.median(found)
+        text = f"{middle:.3f}, asked {least:.3f} ({setting})"
+        cases.append(Case(at_least(found, least), least - middle, text))
+    asked = (
+        f"with graphs that plan themselves the loop reaches {PART:.2f} / (1 - s (1 - r)) of the "
+        "best host plan's rate"
+    )
+    return bar_of(asked, result.flashinfer, cases)

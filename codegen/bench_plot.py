@@ -1,14 +1,10 @@
-"""Results of the benchmark -> one SVG: what a plan costs a host whose GPU is busy, and the loop.
-
-Written by hand, without a plotting library: two kinds of panels are not worth a dependency.
-"""
+"""Results of the benchmark -> one SVG: what a plan costs a host whose GPU is busy, and the loop."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from .bench import (
     CONTENDERS,
@@ -18,11 +14,10 @@ from .bench import (
     UPSTREAM,
     Result,
     Setting,
-    ratios,
-    spread,
-    thousands,
 )
 from .bench_report import middle_length
+from .bench_stats import ratios, spread, thousands
+from .svg import box_at, document, line_at, text_at
 
 #: Told apart also by those who do not see all colours (Okabe and Ito's), and by their dashes.
 _COLOURS = {
@@ -30,11 +25,13 @@ _COLOURS = {
     "host-arrays": "#cc79a7",
     "upstream": "#e69f00",
     "mlagen": "#0072b2",
+    "device": "#009e73",
+    "device-graph": "#56b4e9",
     "floor": "#555555",
 }
-_DASHES = {"host-arrays": "6 3", "floor": "2 3"}
+_DASHES = {"host-arrays": "6 3", "device-graph": "8 2 2 2", "floor": "2 3"}
 _WIDTH, _MARGIN = 960.0, 24.0
-_PANEL_HEIGHT, _LEGEND_HEIGHT = 260.0, 34.0
+_PANEL_HEIGHT, _LEGEND_HEIGHT = 260.0, 54.0
 _BAR, _GAP = 11.0, 12.0
 
 
@@ -54,7 +51,9 @@ def plot(results: Sequence[Result]) -> str:
     y = _MARGIN
     planned = [result for result in results if result.plan is not None and result.plan.cells]
     if planned:
-        parts += _legend(y, "Host time of a plan, GPU busy (µs)", CONTENDERS)
+        shown = {n for result in planned if result.plan for c in result.plan.cells for n in c.busy}
+        names = [name for name in CONTENDERS if name in shown]
+        parts += _legend(y, "Host time of a plan, GPU busy (µs)", names)
         y += _LEGEND_HEIGHT
         width = (_WIDTH - 2 * _MARGIN) / len(planned)
         top = _ceiling(planned)
@@ -62,21 +61,15 @@ def plot(results: Sequence[Result]) -> str:
             box = _Box(_MARGIN + number * width + 40, y + 18, width - 56, _PANEL_HEIGHT - 60)
             parts += _panel(result, box, top)
         y += _PANEL_HEIGHT
-    rows = [(result, setting) for result in results for setting in _settings(result)]
+    rows = [(result, one) for result in results for one in _settings(result) if not one.uneven]
     if rows:
-        names = {name: CONTENDERS[name] for name in (STOCK, UPSTREAM, OURS)}
-        parts += _legend(y, "Steps per second, of those without plans", names)
+        parts += _legend(y, "Steps per second, of those without plans", (STOCK, UPSTREAM, OURS))
         y += _LEGEND_HEIGHT
         for result, setting in rows:
             parts += _ratio_rows(result, setting, y)
             y += 3 * _BAR + _GAP
     height = y + _MARGIN
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:.0f} {height:.0f}" '
-        'font-family="sans-serif" font-size="12" fill="#222222">'
-    )
-    ground = f'<rect width="{_WIDTH:.0f}" height="{height:.0f}" fill="#ffffff"/>'
-    return "\n".join([head, ground, *parts, "</svg>"]) + "\n"
+    return document(_WIDTH, height, parts)
 
 
 def _settings(result: Result) -> Iterable[Setting]:
@@ -84,12 +77,12 @@ def _settings(result: Result) -> Iterable[Setting]:
 
 
 def _legend(y: float, title: str, names: Iterable[str]) -> list[str]:
-    parts = [_text(_MARGIN, y + 12, title, weight="bold")]
-    x = 360.0
+    parts = [text_at(_MARGIN, y + 12, title, weight="bold")]
+    x = _MARGIN
     for name in names:
-        parts.append(_line(x, y + 8, x + 20, y + 8, _COLOURS[name], 3, _DASHES.get(name)))
+        parts.append(line_at(x, y + 28, x + 20, y + 28, _COLOURS[name], 3, _DASHES.get(name)))
         label = CONTENDERS[name]
-        parts.append(_text(x + 25, y + 12, label, size=11))
+        parts.append(text_at(x + 25, y + 32, label, size=11))
         x += 36 + 6.1 * len(label)
     return parts
 
@@ -126,24 +119,26 @@ def _panel(result: Result, box: _Box, top: float) -> list[str]:
         return box.x + box.width * (number + 0.5) / len(cells)
 
     title = f"FlashInfer {result.flashinfer}, {thousands(length)} tokens"
-    parts = [_text(box.x, box.y - 6, title)]
+    parts = [text_at(box.x, box.y - 6, title)]
     for power in range(1, round(math.log10(top)) + 1):
         y = y_of(10.0**power)
-        parts.append(_line(box.x, y, box.x + box.width, y, "#dddddd", 1))
-        parts.append(_text(box.x - 6, y + 4, f"{10**power}", anchor="end", size=10))
+        parts.append(line_at(box.x, y, box.x + box.width, y, "#dddddd", 1))
+        parts.append(text_at(box.x - 6, y + 4, f"{10**power}", anchor="end", size=10))
     for number, cell in enumerate(cells):
         at = box.y + box.height + 15
-        parts.append(_text(x_of(number), at, str(cell.batch), anchor="middle", size=10))
+        parts.append(text_at(x_of(number), at, str(cell.batch), anchor="middle", size=10))
     middle = box.x + box.width / 2
-    parts.append(_text(middle, box.y + box.height + 30, "batch", anchor="middle", size=10))
+    parts.append(text_at(middle, box.y + box.height + 30, "batch", anchor="middle", size=10))
     for name in CONTENDERS:
         found = [spread(cell.busy[name]) for cell in cells if name in cell.busy]
+        if not found:
+            continue
         points = [(x_of(number), y_of(one.median)) for number, one in enumerate(found)]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dash = f' stroke-dasharray="{_DASHES[name]}"' if name in _DASHES else ""
         colour = _COLOURS[name]
         for (x, _), one in zip(points, found, strict=True):
-            parts.append(_line(x, y_of(one.low), x, y_of(one.high), colour, 1))
+            parts.append(line_at(x, y_of(one.low), x, y_of(one.high), colour, 1))
         parts.append(
             f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         )
@@ -158,33 +153,12 @@ def _ratio_rows(result: Result, setting: Setting, y: float) -> list[str]:
     """Three bars: stock, SGLang's and ours, to the loop without plans, which is the full width."""
     label = f"{result.flashinfer}, {setting}"
     left, right = 330.0, _WIDTH - _MARGIN - 90
-    parts = [_text(left - 8, y + 1.5 * _BAR + 4, label, anchor="end", size=11)]
+    parts = [text_at(left - 8, y + 1.5 * _BAR + 4, label, anchor="end", size=11)]
     for number, name in enumerate((STOCK, UPSTREAM, OURS)):
         found = spread(ratios(setting.rates[name], setting.rates[LIMIT]))
         at = y + number * _BAR
         width = (right - left) * min(found.median, 1.1)
-        parts.append(
-            f'<rect x="{left:.1f}" y="{at:.1f}" width="{width:.1f}" height="{_BAR - 2:.1f}" '
-            f'fill="{_COLOURS[name]}"/>'
-        )
-        parts.append(_text(left + width + 4, at + _BAR - 2, f"{found.median:.3f}", size=10))
-    parts.append(_line(right, y - 2, right, y + 3 * _BAR, "#222222", 1))
+        parts.append(box_at(left, at, width, _BAR - 2, _COLOURS[name]))
+        parts.append(text_at(left + width + 4, at + _BAR - 2, f"{found.median:.3f}", size=10))
+    parts.append(line_at(right, y - 2, right, y + 3 * _BAR, "#222222", 1))
     return parts
-
-
-# --- SVG --------------------------------------------------------------------------------------
-
-
-def _text(
-    x: float, y: float, text: str, *, anchor: str = "start", size: int = 12, weight: str = "normal"
-) -> str:
-    style = f'text-anchor="{anchor}" font-size="{size}" font-weight="{weight}"'
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
-
-
-def _line(
-    x1: float, y1: float, x2: float, y2: float, colour: str, width: float, dash: str | None = None
-) -> str:
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width:.0f}"{dashes}/>'

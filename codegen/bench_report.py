@@ -10,26 +10,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import bench_attention_report as attention_report
 from .bench import (
     CONDITIONS,
     CONTENDERS,
+    DEVICE,
     END_TO_END,
     FOCUS,
     LIMIT,
     OURS,
+    PART,
     STOCK,
     UPSTREAM,
-    Bar,
     Cell,
     Moved,
     Plans,
     Result,
     Setting,
     bars,
-    ratios,
-    spread,
-    thousands,
 )
+from .bench_attention import Attention
+from .bench_attention_report import table
+from .bench_stats import Bar, ratios, spread, thousands
 from .errors import Problem
 from .report import SCHEMA_VERSION, Facts, Printer, Report, render_text
 
@@ -83,6 +85,9 @@ def show(printer: Printer, report: BenchReport, as_json: bool) -> None:
 def summary(results: Sequence[Result]) -> str:
     """Markdown: medians at one length, the loop, the bars; ends in a line end."""
     parts = [_measured_on(results), *_plan_summary(results), *_loop_summary(results)]
+    parts += _uneven_summary(results)
+    measured = [(r.flashinfer, r.backend, r.attention) for r in results if r.attention is not None]
+    parts += attention_report.summary(measured)
     return "\n\n".join([*parts, *_bars(results)]) + "\n"
 
 
@@ -105,40 +110,50 @@ def _plan_summary(results: Sequence[Result]) -> list[str]:
     measured = [(result, result.plan) for result in results if result.plan and result.plan.cells]
     if not measured:
         return []
+    names = _names(cell for _, plan in measured for cell in plan.cells)
     rows = []
     for result, plan in measured:
         length = middle_length(plan)
         for cell in plan.cells:
             if cell.length != length:
                 continue
-            times = [_idle_and_busy(cell, name) for name in CONTENDERS]
+            times = [_idle_and_busy(cell, name) for name in names]
             rows.append([result.flashinfer, str(cell.batch), *times])
     length = middle_length(measured[0][1])
-    head = ["FlashInfer", "batch", *CONTENDERS.values()]
+    head = ["FlashInfer", "batch", *(CONTENDERS[name] for name in names)]
     title = (
         f"Host time of a target-verify plan in µs, GPU idle / busy, {thousands(length)} tokens a "
         "request (medians):"
     )
-    return [title, _table(head, rows), *_costs(measured)]
+    return [title, table(head, rows), *_costs(measured, names)]
+
+
+def _names(cells: Iterable[Cell]) -> list[str]:
+    """The contenders that were measured; older results have fewer."""
+    found = {name for cell in cells for name in cell.idle}
+    return [name for name in CONTENDERS if name in found]
 
 
 def _idle_and_busy(cell: Cell, name: str) -> str:
+    if name not in cell.idle:
+        return ""
     return " / ".join(f"{spread(cell.samples(c)[name]).median:.0f}" for c in CONDITIONS)
 
 
-def _costs(measured: Iterable[tuple[Result, Plans]]) -> list[str]:
+def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> list[str]:
     """Waits, and bytes moved, of a plan at one batch size."""
     rows = []
     for result, plan in measured:
         cell = _focus(plan)
         moved = {row.contender: row for row in plan.bytes if row.batch == cell.batch}
-        waits = [str(cell.waits.get(name, "")) for name in CONTENDERS]
+        waits = [str(cell.waits.get(name, "")) for name in names]
         rows.append([result.flashinfer, "waits for the GPU", *waits])
         if moved:
-            sent = [_bytes(moved.get(name)) for name in CONTENDERS]
+            sent = [_bytes(moved.get(name)) for name in names]
             rows.append([result.flashinfer, "KiB to the GPU / back", *sent])
     title = f"Of one plan at batch {FOCUS}:"
-    return [title, _table(["FlashInfer", "", *CONTENDERS.values()], rows)]
+    head = ["FlashInfer", "", *(CONTENDERS[name] for name in names)]
+    return [title, table(head, rows)]
 
 
 def _focus(plan: Plans) -> Cell:
@@ -169,6 +184,7 @@ def _loop_summary(results: Sequence[Result]) -> list[str]:
         for result in results
         if result.loop is not None
         for setting in result.loop.settings
+        if not setting.uneven
     ]
     if not rows:
         return []
@@ -185,7 +201,41 @@ def _loop_summary(results: Sequence[Result]) -> list[str]:
         "mlagen's / no plans",
     ]
     title = "The speculative-decoding loop, ratios of steps per second, median (p10-p90):"
-    return [title, _table(head, rows)]
+    return [title, table(head, rows)]
+
+
+def _uneven_summary(results: Sequence[Result]) -> list[str]:
+    """The loop with uneven lengths: graphs that plan themselves, held against the host's plans."""
+    rows = []
+    for result in results:
+        for setting in result.loop.settings if result.loop is not None else ():
+            least = setting.asked_of_device
+            if least is None or setting.device_attention_ms is None:
+                continue
+            rates = setting.rates
+            best = setting.best_host
+            rows.append(
+                [
+                    result.flashinfer,
+                    str(setting.batch),
+                    thousands(setting.length),
+                    f"{setting.share:.2f}",
+                    f"{setting.device_attention_ms / setting.attention_ms:.3f}",
+                    *(f"{spread(rates[n]).median:.1f}" for n in (UPSTREAM, OURS, DEVICE)),
+                    spread(ratios(rates[DEVICE], rates[best])).text(3),
+                    f"{least:.3f}",
+                ]
+            )
+    if not rows:
+        return []
+    head = [
+        *("FlashInfer", "batch", "tokens", "attention's share s"),
+        "attention by the GPU's plan, of FlashInfer's: r",
+        *("SGLang's, steps/s", "mlagen's, steps/s", "in the graph, steps/s"),
+        *("in the graph / best host plan", "asked"),
+    ]
+    title = "The loop with uneven lengths, where graphs plan themselves, *ahead*:"
+    return [title, table(head, rows)]
 
 
 def _loop_row(setting: Setting) -> list[str]:
@@ -211,14 +261,7 @@ def _bars(results: Sequence[Result]) -> list[str]:
     if not found:
         return []
     rows = [[bar.flashinfer, bar.asked, _MARKS[bar.verdict], bar.worst] for bar in found]
-    return ["Bars:", _table(["FlashInfer", "asked", "", "worst case"], rows)]
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; columns of figures to the right would need widths that people's
-    renderers differ about, so all are to the left."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return ["Bars:", table(["FlashInfer", "asked", "", "worst case"], rows)]
 
 
 # --- docs/benchmarks.md -----------------------------------------------------------------------
@@ -243,6 +286,8 @@ def _end_to_end(results: Sequence[Result]) -> str:
     for result in results:
         for setting in result.loop.settings if result.loop is not None else ():
             rates = setting.rates
+            if STOCK not in rates:
+                continue
             ours = spread(ratios(rates[OURS], rates[STOCK])).median
             theirs = spread(ratios(rates[UPSTREAM], rates[STOCK])).median
             lines.append(
@@ -261,23 +306,29 @@ def _end_to_end(results: Sequence[Result]) -> str:
 def _all_figures(result: Result) -> list[str]:
     parts = [f"### FlashInfer {result.flashinfer}", _machine(result) + "."]
     if result.plan is not None:
+        names = _names(result.plan.cells)
         for condition in CONDITIONS:
             rows = [
                 [
                     str(cell.batch),
                     thousands(cell.length),
-                    *(spread(cell.samples(condition)[name]).text() for name in CONTENDERS),
+                    *(spread(cell.samples(condition)[name]).text() for name in names),
                 ]
-                for cell in result.plan.cells
+                for cell in sorted(result.plan.cells, key=lambda c: (c.length, c.batch))
             ]
             parts.append(f"Host µs of a plan, GPU {condition}, median (p10-p90):")
-            parts.append(_table(["batch", "tokens", *CONTENDERS.values()], rows))
+            titles = [CONTENDERS[name] for name in names]
+            parts.append(table(["batch", "tokens", *titles], rows))
         parts += _waits_and_bytes(result.plan)
     if result.loop is not None:
-        parts += _rates(result.loop.settings)
+        parts += _rates([setting for setting in result.loop.settings if not setting.uneven])
+        parts += _rates([setting for setting in result.loop.settings if setting.uneven])
+    if result.attention is not None:
+        parts += attention_report.figures(result.attention)
     left_out = [
         *(result.plan.left_out if result.plan else ()),
         *(result.loop.left_out if result.loop else ()),
+        *(result.attention.left_out if result.attention else ()),
     ]
     if left_out:
         parts.append("Left out for want of time: " + "; ".join(left_out) + ".")
@@ -286,21 +337,22 @@ def _all_figures(result: Result) -> list[str]:
 
 def _waits_and_bytes(plan: Plans) -> list[str]:
     cells = {cell.batch: cell for cell in plan.cells if cell.length == middle_length(plan)}
+    names = _names(cells.values())
     rows = []
-    for batch, cell in cells.items():
+    for batch, cell in sorted(cells.items()):
         moved = {row.contender: row for row in plan.bytes if row.batch == batch}
-        row = [f"{cell.waits[name]}; {_bytes(moved.get(name))}" for name in CONTENDERS]
+        row = [f"{cell.waits[name]}; {_bytes(moved.get(name))}" for name in names]
         rows.append([str(batch), *(text.removesuffix("; ") for text in row)])
     if not rows:
         return []
     title = "Waits for the GPU; KiB to the GPU / back:"
-    return [title, _table(["batch", *CONTENDERS.values()], rows)]
+    return [title, table(["batch", *(CONTENDERS[name] for name in names)], rows)]
 
 
 def _rates(settings: Sequence[Setting]) -> list[str]:
     if not settings:
         return []
-    names = (*(name for name in CONTENDERS if name in settings[0].rates), LIMIT)
+    names = [name for name in (*CONTENDERS, LIMIT) if name in settings[0].rates]
     rows = [
         [
             str(setting.batch),
@@ -312,9 +364,11 @@ def _rates(settings: Sequence[Setting]) -> list[str]:
         ]
         for setting in settings
     ]
-    titles = [{**CONTENDERS, LIMIT: "no plans"}[name] for name in names]
+    called = {**CONTENDERS, LIMIT: "no plans", DEVICE: "in the graph"}
+    titles = [called[name] for name in names]
     head = ["batch", "tokens", "host", "attention's share", "GPU ms a step", *titles]
-    return ["Steps per second, median (p10-p90):", _table(head, rows)]
+    uneven = ", uneven lengths" if settings[0].uneven else ""
+    return [f"Steps per second{uneven}, median (p10-p90):", table(head, rows)]
 
 
 _INTRODUCTION = """\
@@ -325,7 +379,9 @@ typed by hand.
 
 ```sh
 mlagen bench --flashinfer 0.7.2 --python PY --out 0.7.2.json    # one for each version
-mlagen bench --from 0.6.18.json --from 0.7.2.json --docs docs/benchmarks.md
+mlagen bench --flashinfer 0.7.2 --python PY --part attention --out 0.7.2-attention.json
+mlagen bench --from 0.6.18.json --from 0.7.2.json --from 0.7.2-attention.json \\
+    --docs docs/benchmarks.md --draw docs/schedule.svg
 ```"""
 
 _NOTHING = "No results yet."
@@ -346,6 +402,13 @@ not counted.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
 - **mlagen's**: the rendered functions, called as a patched SGLang calls them.
+- **device, launched**: a captured graph is planned by a kernel on the GPU (`planner: device`),
+  which is launched before the replay. Counted is the host's time for the request and that launch,
+  and, as for all others but the planner alone, a copy of the page numbers to the bound buffer. It
+  stands for SGLang's index kernel, which a patched SGLang has write there: a launch as well. The
+  lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans.
+- **device, in the graph**: the kernel is recorded in the graph. Counted are the request, KV lengths
+  and kv_indptr for that index kernel (two small kernels), and the same copy.
 - **planner alone**: `wrapper._cached_module.plan(*nine)` as the release exposes it, its arrays made
   before. Up to 0.6.18 it queues the copy to the device itself; from 0.7.0 it is the method of
   FlashInfer's staging proxy, with its copy through fresh pinned memory.
@@ -363,8 +426,27 @@ told. Draft steps of *stock* are planned by SGLang's decode plan, as SGLang has 
 - *no plans*: the same loop with the plans taken out. Its results are wrong; no plan on the host can
   be faster.
 
+Settings with *uneven lengths* (16k, uniform from half the mean to three halves of it, where all
+others are within a quarter) compare SGLang's and mlagen's plans on the host with graphs that plan
+themselves: draft steps and verify; draft-extend is planned on the host by all. A plan dealt by
+length makes the attention itself faster: r is verify's attention over 61 layers in a graph that
+plans itself, to the same attention by FlashInfer's schedule, at the same lengths in the same run.
+With s the share of attention in a step, 1 / (1 - s (1 - r)) is what that is worth, and {PART:.2f}
+of it is asked for, above the faster of the host's plans.
+
+**Attention**, by its own part of the run: one forward's attention, 61 layers, with the kernel that
+plans it in the graph, to the same by FlashInfer's schedule, planned before anything is timed. 8
+layers are run and scaled; the plan's own time is that of a graph of 20 of them. Queries, lengths
+and pages are the same, the two take turns, and the bits of their outputs are compared in each case.
+Every token has a page of its own (4 Mi pages): shared ones would be read from the L2 cache.
+Lengths: *uniform* from half the mean to three halves, *geometric* and *log-normal* (sigma 1) up to
+8 times the mean, *one long* (4 times the mean among requests of an eighth of it), *equal*. The
+planning kernel alone is that of decode, 16 heads, where a request is a tile. It is told how to
+deal: *quick* in turns, *thorough* in rounds; by itself it deals in rounds wherever many layers gain
+or clusters get several pieces.
+
 Contenders take turns in an order that is drawn anew for each round, with Python's garbage collector
-off, after a warm-up. Before anything is timed, and in the loop after each block, outputs must equal
+off, after a warm-up. Before plans are timed, and in the loop after each block, outputs must equal
 those of FlashInfer's own plan bit for bit, or nothing is published.
 
 A bar is *missed* where the median of the differences (ratios), round by round, is on the wrong side
@@ -387,7 +469,7 @@ def as_json_text(results: Sequence[Result], exit_code: int) -> str:
 
 
 def _result_json(result: Result) -> dict[str, Any]:
-    facts = result.model_dump(exclude={"plan", "loop"})
+    facts = result.model_dump(exclude={"plan", "loop", "attention"})
     plans = [
         {
             "batch": cell.batch,
@@ -410,7 +492,28 @@ def _result_json(result: Result) -> dict[str, Any]:
         for setting in (result.loop.settings if result.loop is not None else ())
     ]
     found = [_bar_json(bar) for bar in bars(result)]
-    return {**facts, "plans": plans, "bytes": moved, "loop": loop, "bars": found}
+    attention = result.attention
+    layers = [] if attention is None else _attention_json(attention)
+    kernel = [
+        {**one.model_dump(exclude={"us"}), "microseconds": _spread_json(one.us)}
+        for one in (attention.kernel if attention is not None else ())
+    ]
+    figures = {"plans": plans, "bytes": moved, "loop": loop, "attention": layers}
+    return {**facts, **figures, "kernel": kernel, "bars": found}
+
+
+def _attention_json(found: Attention) -> list[dict[str, Any]]:
+    return [
+        {
+            **cell.model_dump(exclude={"stock", "mlagen"}),
+            "microseconds": {
+                "stock": _spread_json(cell.stock),
+                "mlagen": _spread_json(cell.mlagen),
+            },
+            "ratio": _spread_json(cell.ratios(found.layers)),
+        }
+        for cell in found.cells
+    ]
 
 
 def _spread_json(values: Sequence[float]) -> dict[str, float]:

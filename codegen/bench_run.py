@@ -39,10 +39,15 @@ def keep(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def measure(
-    files: Mapping[str, bytes], host: gpu.GpuHost, *, kept: Path | None, quick: bool
+    files: Mapping[str, bytes],
+    host: gpu.GpuHost,
+    *,
+    kept: Path | None,
+    quick: bool,
+    parts: Sequence[str] = (),
 ) -> tuple[Result, bytes]:
     """Run the benchmark in `kept`, which has the files already, or in a temporary folder; gives
-    its result, and the file's bytes.
+    its result, and the file's bytes. `parts`: none for what the script measures by itself.
 
     Raises:
         GeneratedTestsFailed: a plan that was to be measured gives a wrong output.
@@ -54,7 +59,10 @@ def measure(
         if kept is None:
             write_tree(folder, files)
         say(f"measuring on {host}, in {folder}")
-        return _run(folder.absolute(), host, ["--quick"] if quick else [])
+        options = ["--quick"] if quick else []
+        if parts:
+            options += ["--parts", ",".join(parts)]
+        return _run(folder.absolute(), host, options)
     finally:
         if kept is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -351,6 +351,8 @@ def bench(
     docs: str | None,
     keep: str | None,
     gate: bool,
+    draw: str | None = None,
+    parts: tuple[str, ...] = (),
 ) -> BenchReport:
     """Measure what plans cost on a GPU, or take results that were measured; write what is asked
     for of them.
@@ -360,27 +362,35 @@ def bench(
     from .bench import read_results
     from .bench_report import BenchReport
 
-    for option, name in (("--out", out), ("--svg", svg), ("--docs", docs), ("--keep", keep)):
+    named = (("--out", out), ("--svg", svg), ("--docs", docs), ("--keep", keep), ("--draw", draw))
+    for option, name in named:
         if name is not None and not name.strip():
             raise usage("an empty file name", path=option)
     if not given:
-        return _measured(flashinfer, python, quick, out, svg, docs, keep, gate)
-    for option, used in (("--out", out), ("--keep", keep)):
+        wish = _Measure(quick, parts, out, svg, docs, keep, draw)
+        return _measured(flashinfer, python, wish, gate)
+    for option, used in (("--out", out), ("--keep", keep), ("--part", parts or None)):
         if used is not None:
             raise usage("--from measures nothing", path=option, hint="give one of them")
     results = read_results(given)
-    return BenchReport.of(results, gate, notes=_written(results, svg, docs))
+    return BenchReport.of(results, gate, notes=_written(results, svg, docs, draw))
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What to measure (`parts`: none, those that run.py measures by itself), and what to write."""
+
+    quick: bool
+    parts: tuple[str, ...]
+    out: str | None
+    svg: str | None
+    docs: str | None
+    keep: str | None
+    draw: str | None
 
 
 def _measured(
-    flashinfer: str | None,
-    python: str | None,
-    quick: bool,
-    out: str | None,
-    svg: str | None,
-    docs: str | None,
-    keep: str | None,
-    gate: bool,
+    flashinfer: str | None, python: str | None, wish: _Measure, gate: bool
 ) -> BenchReport:
     from . import bench_run, gpu
     from .bench_report import BenchReport
@@ -395,12 +405,13 @@ def _measured(
         source = find_flashinfer(str(host.package))
     api = read_plan_api(source)
     files = bench_files(render(load_spec(shipped_spec()), api))
-    kept = Path(keep) if keep is not None else None
+    out = wish.out
+    kept = Path(wish.keep) if wish.keep is not None else None
     if kept is not None:
         bench_run.keep(files, kept)
     host = _must_measure(gpu.look(chosen, api), kept)
-    result, data = bench_run.measure(files, host, kept=kept, quick=quick)
-    notes = _written((result,), svg, docs)
+    result, data = bench_run.measure(files, host, kept=kept, quick=wish.quick, parts=wish.parts)
+    notes = _written((result,), wish.svg, wish.docs, wish.draw)
     if out is None:
         notes = (*notes, "--out FILE keeps the figures, for --from and --docs")
     else:
@@ -410,8 +421,12 @@ def _measured(
     return BenchReport.of((result,), gate, facts=facts, notes=notes)
 
 
-def _written(results: tuple[Result, ...], svg: str | None, docs: str | None) -> tuple[str, ...]:
-    """Write the page and the plot; a page has its plot beside it where none is named."""
+def _written(
+    results: tuple[Result, ...], svg: str | None, docs: str | None, drawn: str | None
+) -> tuple[str, ...]:
+    """Write the page, the plot and a schedule's picture; a page has its plot beside it where none
+    is named."""
+    from .bench_draw import draw, shown
     from .bench_plot import plot
     from .bench_report import page
 
@@ -423,6 +438,8 @@ def _written(results: tuple[Result, ...], svg: str | None, docs: str | None) -> 
     if docs is not None and svg is not None:
         there = os.path.relpath(svg, Path(docs).parent)
         texts[docs] = page(results, Path(there).as_posix())
+    if drawn is not None:
+        texts[drawn] = draw(*shown(results, drawn))
     for name, text in texts.items():
         write_tree(Path(name).parent, {Path(name).name: text.encode()})
     return tuple(f"wrote {name}" for name in texts)

@@ -1,7 +1,8 @@
 """Rendered -> the benchmark: scripts for a Python that has torch and FlashInfer, not mlagen.
 
-They stand in `bench/` beside the `plans.py` and `hooks.py` that they measure. Rendered when they
-are run, not committed.
+They stand in `bench/` beside the `plans.py` and `hooks.py` that they measure; a second package has
+the same functions with captured graphs planned on the GPU. Rendered when they are run, not
+committed.
 """
 
 from __future__ import annotations
@@ -11,24 +12,48 @@ from typing import Any
 
 from .gpu import PACKAGE
 from .patch import mlagen_version
-from .render import Rendered, context_of, environment, module_files
+from .render import Rendered, context_of, environment, module_files, render
+from .spec import Spec
 
 FOLDER = "bench"
 #: The script to run, below the folder that `bench_files` fills.
 SCRIPT = f"{PACKAGE}/{FOLDER}/run.py"
-MODULES = ("bench_support", "contenders", "plan_cost", "spec_loop", "run")
+MODULES = (
+    "bench_support",
+    "contenders",
+    "warm",
+    "plan_cost",
+    "spec_loop",
+    "attention",
+    "run",
+)
+#: The functions whose captured graphs the GPU plans. A package of its own: what it installs on a
+#: wrapper is the other planner's, under the same names.
+DEVICE_PACKAGE = "mlagen_device"
 
 
 def bench_files(rendered: Rendered) -> dict[str, bytes]:
     """All that a GPU machine needs, by name below a folder of its own: the functions as
     `mlagen render` shows them, and the scripts."""
     header = _header(rendered)
-    files = {
-        "__init__.py": b"",
-        **module_files(rendered, header),
-        **scripts(rendered, header),
+    host = {**module_files(rendered, header), **scripts(rendered, header)}
+    device = module_files(render(on_device(rendered.spec), rendered.api), header)
+    return {
+        f"{package}/{name}": data
+        for package, files in ((PACKAGE, host), (DEVICE_PACKAGE, device))
+        for name, data in {"__init__.py": b"", **files}.items()
     }
-    return {f"{PACKAGE}/{name}": data for name, data in files.items()}
+
+
+def on_device(spec: Spec) -> Spec:
+    """The same variants, with the GPU as the planner of every graph that it can plan."""
+    variants = tuple(
+        variant.model_copy(update={"planner": "device"})
+        if "replay" in variant.when and not variant.context_parallel
+        else variant
+        for variant in spec.variants
+    )
+    return spec.model_copy(update={"variants": variants})
 
 
 def scripts(rendered: Rendered, header: Iterable[str]) -> dict[str, bytes]:
@@ -75,6 +100,7 @@ def _scope(rendered: Rendered) -> dict[str, Any]:
     return {
         **context_of(api),
         "mlagen": mlagen_version(),
+        "device_package": DEVICE_PACKAGE,
         "bare_method": method,
         "floor_note": _docstring(floor),
         "bytes_note": _docstring(sizes),

@@ -13,9 +13,10 @@ from click.testing import Result as Ran
 
 from mlagen.cli import cli
 from mlagen.codegen import bench, bench_run, gpu
-from mlagen.codegen.bench import Bar, bars, interval, read_results, spread
+from mlagen.codegen.bench import bars, read_results
 from mlagen.codegen.bench_plot import plot
 from mlagen.codegen.bench_report import page, summary
+from mlagen.codegen.bench_stats import Bar, interval, spread
 from mlagen.codegen.errors import GeneratedTestsFailed, UsageError
 
 PLANS = {"stock": 300.0, "host-arrays": 220.0, "upstream": 190.0, "mlagen": 170.0, "floor": 140.0}
@@ -400,3 +401,199 @@ def test_scripts_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "kept" / "mine.txt").touch()
     with pytest.raises(UsageError, match="not empty"):
         bench_run.keep(FILES, tmp_path / "kept")
+
+
+# -- plans that the GPU makes -------------------------------------------------------------------
+
+DEVICE = {"device": 60.0, "device-graph": 30.0}
+
+
+def with_device(**changed: float) -> dict[str, Any]:
+    """A result with the contenders that plan on the GPU, and a setting with uneven lengths."""
+    content = result()
+    for cell in content["plan"]["cells"]:
+        for condition in ("idle", "busy"):
+            cell[condition] |= samples({**DEVICE, **changed}, 60)
+        cell["outlasted"] |= dict.fromkeys(DEVICE, 60)
+        cell["waits"] |= dict.fromkeys(DEVICE, 0)
+    rates = {"upstream": 20.0, "mlagen": 21.0, "device": changed.get("rate", 23.5)}
+    uneven = {
+        **content["loop"]["settings"][0],
+        "length": 16384,
+        "uneven": True,
+        "share": 0.6,
+        "attention_ms": 20.0,
+        "device_attention_ms": 16.0,
+        "rates": samples(rates, 3),
+        "wrong": dict.fromkeys(rates, 0),
+    }
+    content["loop"]["settings"].insert(0, uneven)
+    return content
+
+
+def attention(version: str = "0.7.2", **changed: Any) -> dict[str, Any]:
+    """A file of the part `attention`; `changed` in all cells."""
+    cells = [
+        {
+            "kind": kind,
+            "heads": heads,
+            "tokens": tokens,
+            "batch": batch,
+            "length": length,
+            "backend": "fa3",
+            "sum": batch * length,
+            "same": True,
+            "plan_us": 6.1,
+            "stock": [100.0] * 4,
+            "mlagen": [88.0 if kind in ("equal", "one long") else 80.0] * 4,
+            **changed,
+        }
+        for kind in ("geometric", "log-normal", "uniform", "one long", "equal")
+        for heads, tokens in ((16, 1), (128, 3))
+        for batch, length in ((16, 1024), (64, 4096))
+    ]
+    kernel = [
+        {"tiles": tiles, "thorough": thorough, "us": [4.0 + tiles / 200] * 4}
+        for tiles in (16, 64, 256, 1024)
+        for thorough in (False, True)
+    ]
+    schedule = {
+        **{name: cells[0][name] for name in ("kind", "heads", "tokens", "batch", "length")},
+        "backend": "fa3",
+        "stock": [[[0, 0, 4096], [1, 0, 2048]], [[2, 0, 512]]],
+        "mlagen": [[[0, 0, 4096]], [[1, 0, 2048], [2, 0, 512]]],
+    }
+    part = {"layers": 61, "cells": cells, "kernel": kernel, "schedule": schedule, "left_out": []}
+    return {**result(version), "plan": None, "loop": None, "attention": part}
+
+
+def verdict_of(content: dict[str, Any], folder: Path, says: str) -> str:
+    (found,) = read(folder, content)
+    (bar,) = (bar for bar in bars(found) if says in bar.asked)
+    return bar.verdict
+
+
+def test_bars_of_the_gpus_plans(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, with_device())
+    assert verdicts(bars(found)) == ["met"] * 7
+    for name, says in (("device", "launched on the GPU"), ("device-graph", "in the graph at")):
+        assert verdict_of(with_device(**{name: 185.0}), tmp_path, says) == "missed"
+
+
+def test_what_is_asked_of_the_loop_follows_from_the_attention(tmp_path: Path) -> None:
+    """r 0.8 and s 0.6: a step is 0.88 as long."""
+    (found,) = read(tmp_path, with_device())
+    assert found.loop is not None
+    setting = found.loop.settings[0]
+    assert setting.asked_of_device == pytest.approx(0.97 / 0.88)
+    assert setting.best_host == "mlagen"
+    assert found.loop.settings[1].asked_of_device is None
+    says = "graphs that plan themselves"
+    assert verdict_of(with_device(), tmp_path, says) == "met"
+    assert verdict_of(with_device(rate=22.0), tmp_path, says) == "missed"
+
+
+def test_bars_of_attention(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, attention())
+    assert verdicts(bars(found)) == ["met"] * 7
+    assert bars(found)[1].worst.startswith("0.881 (one long, 16 heads x 1, batch 16, 1k")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"same": False}, "bits of FlashInfer's"),
+        ({"mlagen": [103.0] * 4}, "at most 1.02 of FlashInfer's"),
+        ({"mlagen": [86.0] * 4}, "16 heads"),
+        ({"mlagen": [92.0] * 4}, "128 heads"),
+        ({"mlagen": [86.0] * 4}, "geometric mean"),
+        ({"plan_us": 80.0}, "thorough plan"),
+    ],
+)
+def test_bars_of_attention_can_be_missed(tmp_path: Path, changed: Any, says: str) -> None:
+    assert verdict_of(attention(**changed), tmp_path, says) == "missed"
+
+
+@pytest.mark.parametrize("tiles", [16, 64, 256, 1024])
+def test_a_slow_kernel_is_missed(tmp_path: Path, tiles: int) -> None:
+    content = attention()
+    for one in content["attention"]["kernel"]:
+        if one["tiles"] == tiles:
+            one["us"] = [12.5] * 4
+    assert verdict_of(content, tmp_path, "a quick plan") == "missed"
+    for one in content["attention"]["kernel"]:
+        one["us"] = [12.5 if one["thorough"] else 4.5] * 4
+    assert verdict_of(content, tmp_path, "a quick plan") == "met"
+
+
+def test_parts_of_several_runs_are_one_result(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, with_device(), attention())
+    assert None not in (found.plan, found.loop, found.attention)
+    assert found.seconds == 241.0
+    assert len(bars(found)) == 14
+    with pytest.raises(UsageError, match="the part attention again"):
+        read(tmp_path, with_device(), attention(), attention())
+    with pytest.raises(UsageError, match="on another machine"):
+        read(tmp_path, with_device(), {**attention(), "gpu": "NVIDIA Other"})
+
+
+def test_all_that_the_gpu_plans_is_told(tmp_path: Path) -> None:
+    found = read(tmp_path, result("0.6.18"), with_device(), attention())
+    text = page(found, "x.svg")
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+    assert "| 60 / 60 | 30 / 30 | 140 / 140 |" in text
+    assert "|  |  | 140 / 140 |" in text  # what older results have not
+    assert "| 0.7.2 | 64 | 16k | 0.60 | 0.800 | 20.0 | 21.0 | 23.5 | 1.119 (1.119-1.119) |" in text
+    assert "| 0.7.2 | 16 x 1 | 0.801 | 0.801 | 0.801 | 0.881 | 0.881 | 0.832 |" in text
+    assert "| 0.7.2 | quick | 4.1 | 4.3 | 5.3 | 9.1 |" in text
+    assert text.count("| 16 x 1 | 16 | 1k | ") == 5
+    ElementTree.fromstring(plot(found))
+
+
+def test_other_bits_are_marked(tmp_path: Path) -> None:
+    assert "**other bits**" in page(read(tmp_path, attention(same=False)), "x.svg")
+
+
+def test_a_schedule_is_drawn(tmp_path: Path) -> None:
+    paths = [str(path) for path in written(tmp_path, result("0.6.18"), attention())]
+    drawn = tmp_path / "docs" / "schedule.svg"
+    ran = run("--from", paths[0], "--from", paths[1], "--draw", str(drawn))
+    assert ran.exit_code == 0, ran.output
+    root = ElementTree.parse(drawn).getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{space}rect")) == 1 + 2 * 3  # the ground; three pieces, twice
+    texts = [element.text or "" for element in root.iter(f"{space}text")]
+    assert any("has 6144 KV tokens, 1.85 times the mean" in text for text in texts)
+    assert any("has 4096 KV tokens, 1.23 times the mean" in text for text in texts)
+    width, height = (float(word) for word in root.attrib["viewBox"].split()[2:])
+    for element in root.iter(f"{space}rect"):
+        x, y = float(element.get("x", "0")), float(element.get("y", "0"))
+        assert x + float(element.attrib["width"]) <= width
+        assert y + float(element.attrib["height"]) <= height
+
+
+def test_without_a_schedule_nothing_is_drawn(tmp_path: Path) -> None:
+    drawn = tmp_path / "schedule.svg"
+    ran = run("--from", str(written(tmp_path, result())[0]), "--draw", str(drawn))
+    assert ran.exit_code == 2
+    assert "no-schedule" in ran.output
+    assert not drawn.exists()
+
+
+def test_json_of_attention(tmp_path: Path) -> None:
+    ran = run("--from", str(written(tmp_path, attention())[0]), "--json")
+    (one,) = json.loads(ran.stdout)["results"]
+    assert len(one["attention"]) == 20
+    assert one["attention"][0]["ratio"]["median"] == pytest.approx(0.801, abs=1e-4)
+    assert len(one["kernel"]) == 8
+
+
+def test_parts_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = ends(monkeypatch, 0, attention())
+    bench_run.measure(FILES, HOST, kept=None, quick=False, parts=("attention", "plan"))
+    assert started[0][2:] == ["--parts", "attention,plan"]
+    ran = run("--from", str(written(tmp_path, result())[0]), "--part", "plan")
+    assert ran.exit_code == 2
+    assert "--from measures nothing" in ran.output

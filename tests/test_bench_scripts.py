@@ -22,7 +22,7 @@ import pytest
 
 from mlagen.codegen.gpu import PACKAGE
 from mlagen.codegen.render import render
-from mlagen.codegen.render_bench import MODULES, SCRIPT, bench_files
+from mlagen.codegen.render_bench import DEVICE_PACKAGE, MODULES, SCRIPT, bench_files, on_device
 from tests.releases import plan_api, shipped
 
 torch = pytest.importorskip("torch")
@@ -62,9 +62,10 @@ def test_scripts_are_formatted_and_linted(version: str, tmp_path: Path) -> None:
 def test_names_of_other_modules_exist(version: str) -> None:
     """What a script takes from its neighbours, from plans.py and from hooks.py."""
     trees = {
-        Path(name).stem: ast.parse(data)
+        f"device_{Path(name).stem}" if name.startswith(DEVICE_PACKAGE) else Path(name).stem: (
+            ast.parse(data)
+        )
         for name, data in files(version).items()
-        if name.endswith(".py")
     }
     bound = {name: _bound(tree) for name, tree in trees.items()}
     for name in MODULES:
@@ -73,8 +74,14 @@ def test_names_of_other_modules_exist(version: str) -> None:
                 assert {alias.name for alias in node.names} <= bound[node.module], name
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 owner = node.value.id
-                if owner in ("plans", "hooks", "plan_cost", "spec_loop"):
+                if owner in _MEASURED:
                     assert node.attr in bound[owner], f"{name}: {owner}.{node.attr}"
+
+
+_MEASURED = (
+    *("plans", "hooks", "device_plans", "device_hooks"),
+    *("warm", "plan_cost", "spec_loop", "attention"),
+)
 
 
 def _bound(tree: ast.Module) -> set[str]:
@@ -97,6 +104,54 @@ def test_the_floor_is_the_planner_as_the_release_exposes_it() -> None:
         assert staged is (version != "0.6.18")
 
 
+@pytest.mark.parametrize("version", ["0.5.3", *VERSIONS])
+def test_both_planners_are_there(version: str) -> None:
+    """Decode, draft steps and verify by the GPU in one package, none in the other; and all that
+    falls back to the host in both."""
+    texts = {name: data.decode() for name, data in files(version).items()}
+    assert "triton" not in texts[f"{PACKAGE}/plans.py"]
+    assert "_mlagen_plan_kernel" in texts[f"{DEVICE_PACKAGE}/plans.py"]
+    hooks = texts[f"{DEVICE_PACKAGE}/hooks.py"]
+    assert hooks.count("_mlagen_onto_device(") == 1 + 2  # defined; called for decode and verify
+    spec = on_device(shipped())
+    planners = {variant.name: variant.planner for variant in spec.variants}
+    by_device = {name for name, planner in planners.items() if planner == "device"}
+    assert by_device == {"decode", "draft-decode", "verify"}
+    for name in ("mlagen_plan_verify", "mlagen_plan_decode"):
+        for package in (PACKAGE, DEVICE_PACKAGE):
+            assert f"def {name}(" in texts[f"{package}/plans.py"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_kernel_is_called_with_what_it_takes(version: str) -> None:
+    """By position: what `warm` makes up, and what `attention` changes among the constants."""
+    plans, warm, attention = (
+        ast.parse(files(version)[name])
+        for name in (f"{DEVICE_PACKAGE}/plans.py", f"{BENCH}warm.py", f"{BENCH}attention.py")
+    )
+    (kernel,) = (
+        node
+        for node in plans.body
+        if isinstance(node, ast.FunctionDef) and node.name == "_mlagen_plan_kernel"
+    )
+    constants = [arg.arg for arg in kernel.args.args if arg.annotation is not None]
+    (launch,) = (
+        node
+        for node in ast.walk(warm)
+        if isinstance(node, ast.Call) and "_mlagen_plan_kernel" in ast.unparse(node.func)
+    )
+    given = [arg for arg in launch.args if not isinstance(arg, ast.Starred)]
+    assert len(given) == len(kernel.args.args) - len(constants)
+    (thorough,) = (
+        node.value.value
+        for node in attention.body
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "THOROUGH"
+        and isinstance(node.value, ast.Constant)
+    )
+    assert constants.index("THOROUGH") == thorough
+
+
 # -- run ----------------------------------------------------------------------------------------
 
 
@@ -117,6 +172,56 @@ class Graph:
         self.replay = work
 
 
+def _triton() -> tuple[ModuleType, ModuleType]:
+    """As much of Triton as a module needs that defines kernels and launches none."""
+    triton, language = ModuleType("triton"), ModuleType("triton.language")
+
+    def jit(function: Any = None, **_: Any) -> Any:
+        return function if function is not None else jit
+
+    def next_power_of_2(number: int) -> int:
+        return 1 << (number - 1).bit_length()
+
+    language.constexpr = int  # type: ignore[attr-defined]
+    vars(triton).update(jit=jit, next_power_of_2=next_power_of_2, language=language)
+    return triton, language
+
+
+def _kernel(gpu: Any, fi: Any) -> Callable[..., None]:
+    """A launch of the planning kernel: what FlashInfer's planner would be given."""
+    from tests.executed.flashinfer import PlanRecord, _number, plan_info
+
+    def launch(plan: Any, seq_lens: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            assert seq_lens.numel() >= plan.batch_size
+            tokens, heads, causal = plan._constants[:3]
+            kv_len = [length + plan.added for length in seq_lens[: plan.batch_size].tolist()]
+            ends = [0]
+            for length in kv_len:
+                ends.append(ends[-1] + length)
+            assert max(kv_len) <= plan.max_context + plan.added
+            assert ends[-1] <= plan.pages
+            queries = [tokens * number for number in range(plan.batch_size + 1)]
+            number = next(fi._number)
+            fi.records.append(
+                PlanRecord(
+                    number,
+                    None,
+                    False,
+                    *(queries, ends, kv_len, heads, 512, causal),
+                    pinned=plan.error,
+                    int_workspace=plan.workspace,
+                    plan_info=plan_info(queries, heads),
+                    dtypes=(torch.int32,) * 3,
+                )
+            )
+            _number(plan.workspace)[0] = number
+            plan.kv_len.copy_(torch.tensor(kv_len))
+            plan.kv_indptr.copy_(torch.tensor(ends))
+
+    return launch
+
+
 @contextlib.contextmanager
 def machine(version: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     """The rendered scripts, imported as on a machine with that FlashInfer and a GPU; shapes are
@@ -132,6 +237,9 @@ def machine(version: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[S
     mla.BatchMLAPagedAttentionWrapper = fi.wrapper_class  # type: ignore[attr-defined]
     for name, module in (("flashinfer", package), ("flashinfer.mla", mla)):
         patch.setitem(sys.modules, name, module)
+    triton, language = _triton()
+    patch.setitem(sys.modules, "triton", triton)
+    patch.setitem(sys.modules, "triton.language", language)
     write(version, folder)
     here = folder / BENCH
     patch.syspath_prepend(str(here))
@@ -140,28 +248,45 @@ def machine(version: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[S
     # Long ones, with all that the other tests have left.
     for name in ("collect", "freeze"):
         patch.setattr(gc, name, lambda: None)
-    known = {*MODULES, PACKAGE, f"{PACKAGE}.plans", f"{PACKAGE}.hooks"}
+    packages = (PACKAGE, DEVICE_PACKAGE)
+    known = {*MODULES, *packages, *(f"{p}.{m}" for p in packages for m in ("plans", "hooks"))}
     for name in known:
         patch.delitem(sys.modules, name, raising=False)
     try:
         with gpu.running():
             modules = {name: importlib.import_module(name) for name in MODULES}
-            _make_small(modules, patch)
+            _make_small(modules, gpu, patch)
+            device = modules["bench_support"].device_plans.MlagenDevicePlan
+            patch.setattr(device, "launch", _kernel(gpu, fi))
             yield SimpleNamespace(gpu=gpu, fi=fi, **modules)
     finally:
         for name in known:
             sys.modules.pop(name, None)
 
 
-def _make_small(modules: dict[str, ModuleType], patch: pytest.MonkeyPatch) -> None:
+def _make_small(modules: dict[str, ModuleType], gpu: Any, patch: pytest.MonkeyPatch) -> None:
     cost, loop, support = modules["plan_cost"], modules["spec_loop"], modules["bench_support"]
+    attention = modules["attention"]
     patch.setattr(cost, "PAGES", 97)
+    patch.setattr(attention, "PAGES", 4096)
+    patch.setattr(attention, "RUN", 2)
     for name, value in (("LAYERS", 3), ("POOLS", 2), ("HIDDEN", 8), ("WIDTH", 128)):
         patch.setattr(loop, name, value)
     for name, value in (("MOST_STEPS", 12), ("HOST_NANOSECONDS", 1000), ("BLOCK_SECONDS", 0.0)):
         patch.setattr(loop, name, value)
-    patch.setattr(loop, "captured", lambda work: (work(), Graph(work))[1])
+
+    def captured(work: Callable[[], None]) -> Graph:
+        work()
+        gpu.capturing = True
+        work()
+        gpu.capturing = False
+        return Graph(work)
+
+    for module in (cost, loop, attention):
+        patch.setattr(module, "captured", captured)
+    patch.setattr(modules["warm"], "compile_all", list)
     patch.setattr(loop, "gpu_milliseconds", lambda work, repeats: (work(), 1.0)[1])
+    patch.setattr(attention, "microseconds", lambda graph, replays: (graph.replay(), 100.0)[1])
     with torch._C.DisableTorchFunction():
         workspace = torch.empty(64, dtype=torch.uint8)
     patch.setitem(support._made, "workspace", workspace.as_subclass(_device_tensor()))
@@ -183,7 +308,8 @@ def test_a_run_measures_all_contenders(
         monkeypatch.setattr(host.plan_cost, "_rounds", lambda batch, quick: 3)
         monkeypatch.setattr(host.plan_cost, "_traced", lambda work: work())
         setting = host.spec_loop.Setting
-        settings = [setting(2, 8, 0.6, "ahead"), setting(2, 8, 0.6, "fenced")]
+        settings = [setting(2, 8, 0.6, mode) for mode in ("ahead", "fenced")]
+        settings.insert(0, setting(2, 8, 0.6, "ahead", uneven=True))
         monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: settings)
         monkeypatch.setattr(
             sys, "argv", ["run.py", "--out", str(out), "--batches=1,3", "--lengths=8", "--quick"]
@@ -192,15 +318,19 @@ def test_a_run_measures_all_contenders(
     result = json.loads(out.read_text())
     assert result["complete"]
     assert result["flashinfer"] == version
-    names = {"stock", "host-arrays", "upstream", "mlagen", "floor"}
+    names = {"stock", "host-arrays", "upstream", "mlagen", "device", "device-graph", "floor"}
     assert [cell["batch"] for cell in result["plan"]["cells"]] == [1, 3]
     for cell in result["plan"]["cells"]:
         assert set(cell["idle"]) == set(cell["busy"]) == names
         assert all(len(values) == 3 for values in cell["busy"].values())
     assert {row["contender"] for row in result["plan"]["bytes"]} == names
-    assert [found["mode"] for found in result["loop"]["settings"]] == ["ahead", "fenced"]
-    for found in result["loop"]["settings"]:
+    uneven, *even = result["loop"]["settings"]
+    assert [found["mode"] for found in even] == ["ahead", "fenced"]
+    assert set(uneven["rates"]) == {"upstream", "mlagen", "device"}
+    assert uneven["device_attention_ms"] == uneven["attention_ms"] == 1.0
+    for found in even:
         assert set(found["rates"]) == {"stock", "upstream", "mlagen", "none"}
+    for found in (uneven, *even):
         assert found["wrong"] == dict.fromkeys(found["rates"], 0)
     assert SCRIPT.endswith("run.py")
 
@@ -230,3 +360,107 @@ def test_a_wrong_plan_is_not_published(
         assert host.run.main() == 3
     assert "wrong output, nothing is written: mlagen" in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_a_wrong_plan_of_the_gpu_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "result.json"
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        setting = host.spec_loop.Setting(2, 8, 0.6, "ahead", uneven=True)
+        monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: [setting])
+        device = host.bench_support.device_plans.MlagenDevicePlan
+        launch = device.launch
+
+        def longer(plan: Any, seq_lens: Any) -> None:
+            """As if a token more were attended to; the last page is read twice."""
+            plan.added += 1
+            plan.pages += plan.batch_size
+            launch(plan, seq_lens)
+            plan.added -= 1
+            plan.pages -= plan.batch_size
+
+        monkeypatch.setattr(device, "launch", longer)
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--parts=loop"])
+        assert host.run.main() == 3
+    assert "wrong output, nothing is written: device" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("right", [True, False])
+def test_attention_is_measured_by_both_schedules(
+    version: str, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "result.json"
+    with machine(version, tmp_path, monkeypatch) as host:
+        part = host.attention
+        cases = [
+            *(part.Case(kind, 16, tokens, 3, 16) for kind in part.KINDS for tokens in (1, 3)),
+            part.Case("equal", 128, 3, 3, 16),
+            *(part.KernelCase(16, thorough) for thorough in (False, True)),
+        ]
+        monkeypatch.setattr(part, "cases_of", lambda quick: cases)
+        monkeypatch.setattr(part, "PAGES", 1 << 17)
+        monkeypatch.setattr(part, "SHOWN", ("geometric", 16, 1, 3, 16))
+        # The stand-in's workspaces hold a number, and behind it what was there before.
+        monkeypatch.setattr(part, "_schedule", lambda wrapper, tokens: [[[0, 0, tokens]]])
+        if not right:
+            device = host.bench_support.device_plans.MlagenDevicePlan
+            launch = device.launch
+
+            def shorter(plan: Any, seq_lens: Any) -> None:
+                plan.added -= 1
+                launch(plan, seq_lens)
+                plan.added += 1
+
+            monkeypatch.setattr(device, "launch", shorter)
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--part", "attention"])
+        assert host.run.main() == 0
+    found = json.loads(out.read_text())
+    assert found["complete"]
+    assert "plan" not in found
+    cells = found["attention"]["cells"]
+    assert len(cells) == 11
+    assert {cell["same"] for cell in cells} == {right}
+    assert all(len(cell["stock"]) == len(cell["mlagen"]) == 4 for cell in cells)
+    assert [(one["tiles"], one["thorough"]) for one in found["attention"]["kernel"]] == [
+        (16, False),
+        (16, True),
+    ]
+    schedule = found["attention"]["schedule"]
+    assert schedule["stock"] == schedule["mlagen"] == [[[0, 0, 1]]]
+
+
+def test_a_schedule_is_read_from_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clusters: two pieces of the first request, and one of the second."""
+    info = [1, 2, *(64 * entry for entry in range(14)), 0, 0]
+    words = torch.zeros(1024, dtype=torch.int32)
+    arrays = {2: [0, 0, 3], 13: [0, 256, 0], 14: [256, 300, 77], 15: [0, 2, 3]}
+    for entry, values in arrays.items():
+        words[info[entry] // 4 :][: len(values)] = torch.tensor(values, dtype=torch.int32)
+    state = SimpleNamespace(_plan_info=info, _int_workspace_buffer=words.view(torch.uint8))
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        wrapper = SimpleNamespace(_planned_backend=state)
+        found = host.attention._schedule(wrapper, 3)
+    assert found == [[[0, 0, 256], [0, 256, 300]], [[1, 0, 77]]]
+
+
+def test_cases_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was asked for, in few enough tokens, those with bars first."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        monkeypatch.setattr(host.attention, "PAGES", 1 << 22)
+        cases = host.attention.cases_of(False)
+        kinds = [case for case in cases if isinstance(case, host.attention.Case)]
+        assert all(case.batch * case.length < 1 << 22 for case in kinds)
+        assert len({str(case) for case in cases}) == len(cases) == 165 + 8 + 2
+        barred = [case.batch >= 64 and case.length >= 4096 for case in kinds]
+        assert barred.index(False) == sum(barred[:-2])
+        for kind in host.attention.KINDS:
+            lengths = host.attention.draw(kind, 64, 1024)
+            assert len(lengths) == 64
+            assert all(1 <= length <= 8 * 1024 for length in lengths)
