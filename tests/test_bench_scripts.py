@@ -183,7 +183,9 @@ def _triton() -> tuple[ModuleType, ModuleType]:
         return 1 << (number - 1).bit_length()
 
     language.constexpr = int  # type: ignore[attr-defined]
-    vars(triton).update(jit=jit, next_power_of_2=next_power_of_2, language=language)
+    vars(triton).update(
+        jit=jit, __version__="3.6.0", next_power_of_2=next_power_of_2, language=language
+    )
     return triton, language
 
 

@@ -196,6 +196,7 @@ class Stubs:
             "is_flashinfer_available": lambda: True,
             "is_sm100_supported": lambda *args: False,
             "jit": lambda *given, **options: given[0] if given else lambda function: function,
+            "__version__": "3.6.0",
             "next_power_of_2": lambda n: 1 << max(int(n) - 1, 0).bit_length(),
             # The request pool is statically partitioned: nothing to translate.
             "unified_mla_hooks": lambda allocator: SimpleNamespace(translate_kv_loc_dense=None),
