@@ -449,16 +449,29 @@ def test_what_the_kernel_cannot_plan(emitted: Emitted) -> None:
     assert "pages of 64 tokens" in refuses(emitted.request(1, 1, 128, page_size=64), 1000)
 
 
+@pytest.mark.parametrize(
+    ("version", "compiles"), [("3.2.0", False), ("3.3.1", False), ("3.4.0", True), ("4.0", True)]
+)
+def test_a_triton_that_does_not_compile_the_kernel(
+    emitted: Emitted, monkeypatch: pytest.MonkeyPatch, version: str, compiles: bool
+) -> None:
+    monkeypatch.setattr(emitted.plans.triton, "__version__", version)
+    reason = emitted.plans.MlagenDevicePlan.refuses(emitted.request(1, 1, 128), 1000)
+    assert reason == (None if compiles else f"Triton {version} does not compile the kernel")
+
+
 def test_a_replay_launches_unless_the_graph_plans_itself(emitted: Emitted) -> None:
     device = emitted.device(4, 1, 128)
     lengths = emitted.lengths(8)
     device.plan(lengths)
     assert len(emitted.launches.made) == 1
-    device.recorded = lengths.data_ptr()
+    device.recorded = lengths[:4]
     device.plan(lengths)
+    others = emitted.lengths(8)
+    others[:] = emitted.torch.arange(8)
+    device.plan(others)
     assert len(emitted.launches.made) == 1
-    with pytest.raises(emitted.plans.MlagenPlanError, match="a replay was given others"):
-        device.plan(emitted.lengths(8))
+    assert lengths[:4].tolist() == [0, 1, 2, 3]
 
 
 def test_an_error_of_the_gpu_is_told_once(emitted: Emitted) -> None:
