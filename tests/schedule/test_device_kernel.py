@@ -354,6 +354,8 @@ class Emitted:
     def lengths(self, count: int, *, on_gpu: bool = True) -> Any:
         class Lengths(self.torch.Tensor):  # type: ignore[misc,name-defined]
             is_cuda = on_gpu
+            # What is made of it is a plain tensor: two of these are of two classes.
+            __torch_function__ = self.torch._C._disabled_torch_function_impl
 
         return self.torch.zeros(count, dtype=self.torch.int64).as_subclass(Lengths)
 
