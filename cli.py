@@ -316,6 +316,11 @@ def run_tests(
 
 @cli.command()
 @click.option("--quick", is_flag=True, help="Fewer cells and rounds, in well under a minute.")
+@click.option(
+    "--seconds",
+    type=click.IntRange(min=1),
+    help="Leave out what there is no time for; what tells the most comes first.",
+)
 @click.option("--out", metavar="FILE", help="Write all that was measured into this JSON file.")
 @click.option(
     "--from",
@@ -342,6 +347,7 @@ def run_tests(
 @_json_option
 def bench(
     quick: bool,
+    seconds: int | None,
     out: str | None,
     given: tuple[Path, ...],
     svg: str | None,
@@ -362,7 +368,7 @@ def bench(
     from mlagen.codegen import bench_report, commands
 
     files = (out, given, svg, docs, keep)
-    work = partial(commands.bench, flashinfer, python, quick, *files, gate, draw, parts)
+    work = partial(commands.bench, flashinfer, python, quick, *files, gate, draw, parts, seconds)
     _run("bench", "json" if as_json else "text", work, bench_report.show)
 
 

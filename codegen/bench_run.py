@@ -45,9 +45,11 @@ def measure(
     kept: Path | None,
     quick: bool,
     parts: Sequence[str] = (),
+    seconds: int | None = None,
 ) -> tuple[Result, bytes]:
     """Run the benchmark in `kept`, which has the files already, or in a temporary folder; gives
-    its result, and the file's bytes. `parts`: none for what the script measures by itself.
+    its result, and the file's bytes. `parts`: none for what the script measures by itself;
+    `seconds`: about how long it may take.
 
     Raises:
         GeneratedTestsFailed: a plan that was to be measured gives a wrong output.
@@ -62,6 +64,8 @@ def measure(
         options = ["--quick"] if quick else []
         if parts:
             options += ["--parts", ",".join(parts)]
+        if seconds is not None:
+            options += ["--seconds", str(seconds)]
         return _run(folder.absolute(), host, options)
     finally:
         if kept is None:

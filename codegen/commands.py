@@ -353,6 +353,7 @@ def bench(
     gate: bool,
     draw: str | None = None,
     parts: tuple[str, ...] = (),
+    seconds: int | None = None,
 ) -> BenchReport:
     """Measure what plans cost on a GPU, or take results that were measured; write what is asked
     for of them.
@@ -367,9 +368,15 @@ def bench(
         if name is not None and not name.strip():
             raise usage("an empty file name", path=option)
     if not given:
-        wish = _Measure(quick, parts, out, svg, docs, keep, draw)
+        wish = _Measure(quick, parts, seconds, out, svg, docs, keep, draw)
         return _measured(flashinfer, python, wish, gate)
-    for option, used in (("--out", out), ("--keep", keep), ("--part", parts or None)):
+    measuring = (
+        ("--out", out),
+        ("--keep", keep),
+        ("--part", parts or None),
+        ("--seconds", seconds),
+    )
+    for option, used in measuring:
         if used is not None:
             raise usage("--from measures nothing", path=option, hint="give one of them")
     results = read_results(given)
@@ -382,6 +389,7 @@ class _Measure:
 
     quick: bool
     parts: tuple[str, ...]
+    seconds: int | None
     out: str | None
     svg: str | None
     docs: str | None
@@ -410,7 +418,9 @@ def _measured(
     if kept is not None:
         bench_run.keep(files, kept)
     host = _must_measure(gpu.look(chosen, api), kept)
-    result, data = bench_run.measure(files, host, kept=kept, quick=wish.quick, parts=wish.parts)
+    result, data = bench_run.measure(
+        files, host, kept=kept, quick=wish.quick, parts=wish.parts, seconds=wish.seconds
+    )
     notes = _written((result,), wish.svg, wish.docs, wish.draw)
     if out is None:
         notes = (*notes, "--out FILE keeps the figures, for --from and --docs")

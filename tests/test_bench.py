@@ -592,8 +592,9 @@ def test_json_of_attention(tmp_path: Path) -> None:
 
 def test_parts_are_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started = ends(monkeypatch, 0, attention())
-    bench_run.measure(FILES, HOST, kept=None, quick=False, parts=("attention", "plan"))
-    assert started[0][2:] == ["--parts", "attention,plan"]
-    ran = run("--from", str(written(tmp_path, result())[0]), "--part", "plan")
-    assert ran.exit_code == 2
-    assert "--from measures nothing" in ran.output
+    bench_run.measure(FILES, HOST, kept=None, quick=False, parts=("attention", "plan"), seconds=9)
+    assert started[0][2:] == ["--parts", "attention,plan", "--seconds", "9"]
+    for option in (("--part", "plan"), ("--seconds", "9")):
+        ran = run("--from", str(written(tmp_path, result())[0]), *option)
+        assert ran.exit_code == 2
+        assert "--from measures nothing" in ran.output
