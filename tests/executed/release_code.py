@@ -57,7 +57,7 @@ class _StubModule(ModuleType):
         self.__dict__["_provide"] = provide
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") and (self.__name__, name) != ("triton", "__version__"):
             raise AttributeError(name)
         return self._provide(self.__name__, name)
 
