@@ -8,9 +8,9 @@ for a while is slow for all of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -51,6 +51,7 @@ END_TO_END: Final = 1.27
 Condition: TypeAlias = Literal["idle", "busy"]
 CONDITIONS: Final[tuple[Condition, ...]] = ("idle", "busy")
 Samples: TypeAlias = Mapping[str, tuple[float, ...]]
+_T = TypeVar("_T")
 
 
 class Cell(Data):
@@ -201,24 +202,67 @@ _PARTS = ("plan", "loop", "attention")
 
 
 def _together(first: Result, second: Result, path: Path) -> Result:
-    """One result of two runs' parts. `path` is the second's."""
-    both = [n for n in _PARTS if None not in (getattr(first, n), getattr(second, n))]
+    """One result of two runs: the parts of either, and of a part of both what the first has; the
+    second fills in what that had no time for. `path` is the second's."""
     machines = [(one.gpu, one.torch, one.backend) for one in (first, second)]
-    if both or machines[0] != machines[1]:
-        why = f"the part {both[0]} again" if both else "on another machine"
+    if machines[0] != machines[1]:
         raise usage(
-            f"a second result for FlashInfer {second.flashinfer}: {why}",
+            f"a second result for FlashInfer {second.flashinfer}: on another machine",
             path=str(path),
             code="two-results",
-            hint="give one file for each version, or files of different parts",
+            hint="give one file for each version, or files of one machine",
         )
-    parts = {n: getattr(second, n) for n in _PARTS if getattr(second, n) is not None}
+    added: dict[str, Any] = {}
+    for name in _PARTS:
+        ours, theirs = getattr(first, name), getattr(second, name)
+        if theirs is not None:
+            added[name] = theirs if ours is None else _filled(ours, theirs)
+    again = [name for name, part in added.items() if part == getattr(first, name)]
+    if again:
+        raise usage(
+            f"a second result for FlashInfer {second.flashinfer}: the part {again[0]} again",
+            path=str(path),
+            code="two-results",
+            hint="give one file for each version, files of different parts, or one that has what "
+            "another left out",
+        )
     facts = {
+        "date": ", ".join(sorted({*first.date.split(", "), *second.date.split(", ")})),
         "complete": first.complete and second.complete,
         "quick": first.quick or second.quick,
         "seconds": first.seconds + second.seconds,
     }
-    return first.model_copy(update={**parts, **facts})
+    return first.model_copy(update={**added, **facts})
+
+
+def _filled(first: Any, second: Any) -> Any:
+    """A part with the cells that only the second has; attention, which is quick, is not filled."""
+    if isinstance(first, Plans):
+
+        def place(cell: Cell | Moved) -> tuple[int, int]:
+            return cell.batch, cell.length
+
+        found: dict[str, Any] = {
+            "cells": (*first.cells, *_others(first.cells, second.cells, place)),
+            "bytes": (*first.bytes, *_others(first.bytes, second.bytes, place)),
+        }
+    elif isinstance(first, Loop):
+        others = _others(first.settings, second.settings, _shape)
+        found = {"settings": (*first.settings, *others)}
+    else:
+        return first
+    found["left_out"] = tuple(one for one in first.left_out if one in second.left_out)
+    return first.model_copy(update=found)
+
+
+def _shape(one: Setting) -> tuple[int, int, str, float, bool]:
+    return one.batch, one.length, one.mode, one.wanted_share, one.uneven
+
+
+def _others(first: Iterable[_T], second: Iterable[_T], key: Callable[[_T], Hashable]) -> list[_T]:
+    """What only the second has."""
+    known = {key(one) for one in first}
+    return [one for one in second if key(one) not in known]
 
 
 def _read(path: Path) -> Result:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import mode
 from typing import Any
 
 from . import bench_attention_report as attention_report
@@ -114,7 +115,7 @@ def _plan_summary(results: Sequence[Result]) -> list[str]:
     rows = []
     for result, plan in measured:
         length = middle_length(plan)
-        for cell in plan.cells:
+        for cell in sorted(plan.cells, key=lambda cell: cell.batch):
             if cell.length != length:
                 continue
             times = [_idle_and_busy(cell, name) for name in names]
@@ -146,7 +147,7 @@ def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> li
     for result, plan in measured:
         cell = _focus(plan)
         moved = {row.contender: row for row in plan.bytes if row.batch == cell.batch}
-        waits = [str(cell.waits.get(name, "")) for name in names]
+        waits = [_waits(plan, cell.batch, name) for name in names]
         rows.append([result.flashinfer, "waits for the GPU", *waits])
         if moved:
             sent = [_bytes(moved.get(name)) for name in names]
@@ -154,6 +155,13 @@ def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> li
     title = f"Of one plan at batch {FOCUS}:"
     head = ["FlashInfer", "", *(CONTENDERS[name] for name in names)]
     return [title, table(head, rows)]
+
+
+def _waits(plan: Plans, batch: int, name: str) -> str:
+    """How often a plan waits at that batch size: the number that most lengths agree on, as a
+    process may count one too many in its first cell, where PyTorch tells that its count is new."""
+    counts = [cell.waits[name] for cell in plan.cells if cell.batch == batch and name in cell.waits]
+    return str(mode(counts)) if counts else ""
 
 
 def _focus(plan: Plans) -> Cell:
@@ -339,9 +347,9 @@ def _waits_and_bytes(plan: Plans) -> list[str]:
     cells = {cell.batch: cell for cell in plan.cells if cell.length == middle_length(plan)}
     names = _names(cells.values())
     rows = []
-    for batch, cell in sorted(cells.items()):
+    for batch in sorted(cells):
         moved = {row.contender: row for row in plan.bytes if row.batch == batch}
-        row = [f"{cell.waits[name]}; {_bytes(moved.get(name))}" for name in names]
+        row = [f"{_waits(plan, batch, name)}; {_bytes(moved.get(name))}" for name in names]
         rows.append([str(batch), *(text.removesuffix("; ") for text in row)])
     if not rows:
         return []

@@ -537,6 +537,38 @@ def test_parts_of_several_runs_are_one_result(tmp_path: Path) -> None:
         read(tmp_path, with_device(), {**attention(), "gpu": "NVIDIA Other"})
 
 
+def test_what_one_run_left_out_another_has(tmp_path: Path) -> None:
+    first, second = result(), {**result(), "date": "2026-02-01"}
+    first["plan"]["cells"] = first["plan"]["cells"][:2]
+    first["plan"]["left_out"] = ["batch 64, 16384 tokens", "batch 1, 9 tokens"]
+    first["loop"]["settings"] = first["loop"]["settings"][1:]
+    second["plan"]["left_out"] = ["batch 1, 9 tokens"]
+    second["plan"]["cells"][0]["idle"]["mlagen"] = [7.0] * 60
+    (found,) = read(tmp_path, first, second)
+    whole = read(tmp_path, result())[0]
+    assert found.plan is not None
+    assert found.loop is not None
+    assert whole.plan is not None
+    assert whole.loop is not None
+    assert sorted(map(str, found.plan.cells)) == sorted(map(str, whole.plan.cells))
+    assert sorted(map(str, found.loop.settings)) == sorted(map(str, whole.loop.settings))
+    assert found.plan.cells[0].idle["mlagen"][0] != 7.0  # the first has the word
+    assert found.plan.left_out == ("batch 1, 9 tokens",)
+    assert found.date == ", ".join(sorted({first["date"], "2026-02-01"}))
+    with pytest.raises(UsageError, match="the part plan again"):
+        read(tmp_path, result(), second)
+
+
+def test_waits_are_those_that_most_lengths_agree_on(tmp_path: Path) -> None:
+    content = result()
+    for cell in content["plan"]["cells"]:
+        cell["waits"]["stock"] = 3
+    one = next(c for c in content["plan"]["cells"] if (c["batch"], c["length"]) == (64, 4096))
+    one["waits"]["stock"] = 4
+    ran = run("--from", str(written(tmp_path, content)[0]))
+    assert "| 0.7.2 | waits for the GPU | 3 |" in ran.output
+
+
 def test_all_that_the_gpu_plans_is_told(tmp_path: Path) -> None:
     found = read(tmp_path, result("0.6.18"), with_device(), attention())
     text = page(found, "x.svg")
