@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from mlagen.codegen.plugin import GROUP, PACKAGE, PATCHED_FILE, REGISTRY_FILE
 from mlagen.codegen.sglang.find import BACKEND_FILE
-from mlagen.codegen.spec import shipped_spec
 from tests.cli_workspace import FILE, FLASHINFER, Outcome, files_below, run, workspace
 from tests.flashinfer import miniatures
+from tests.specs import changed, on_device
 from tests.splice.shapes import before
 
 FI = ("--flashinfer", "fi", "--spec", "variants.yaml")
@@ -21,11 +20,7 @@ RECORDS = b"mlagen_record_plan(self.forward_metadata, forward_batch.seq_lens)"
 
 def spec_text(*names: str) -> str:
     """The shipped file, these variants of it planned on the GPU."""
-    text = shipped_spec().read_text()
-    for name in names:
-        text, made = re.subn(rf"(\n  {name}:\n)", r"\1    planner: device\n", text)
-        assert made == 1
-    return text
+    return changed(on_device(*names)).decode()
 
 
 @pytest.fixture

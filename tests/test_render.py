@@ -30,6 +30,7 @@ from mlagen.codegen.sglang.find import FoundTarget
 from mlagen.codegen.spec import Spec, read_spec
 from tests.judge.miniature import COPIES, STAGES, STREAM, TORCH_OP
 from tests.releases import plan_api, shipped
+from tests.specs import device_spec
 from tests.splice.shapes import before
 
 RELEASES = ("0.5.3", "0.6.7", "0.6.14", "0.6.17", "0.6.18", "0.7.0", "0.7.1", "0.7.2", "0.7.4")
@@ -174,18 +175,6 @@ GPU_APIS = ("0.2.3", "0.2.5", "0.5.3", "0.6.17", "0.7.2")
 GPU_PREFIX = "planned on the GPU, FlashInfer "
 
 
-@cache
-def on_gpu() -> Spec:
-    """The shipped variants, planned on the GPU as far as can be."""
-    variants = tuple(
-        variant.model_copy(update={"planner": "device"})
-        if "replay" in variant.when and not variant.context_parallel
-        else variant
-        for variant in shipped().variants
-    )
-    return shipped().model_copy(update={"variants": variants})
-
-
 @dataclass(frozen=True)
 class Case:
     """One rendering that is judged as code, in a package of its own."""
@@ -201,7 +190,9 @@ def cases() -> dict[str, Case]:
         for version in EVERY_API
     }
     found |= {
-        f"{GPU_PREFIX}{version}": Case(f"d_{version.replace('.', '_')}", on_gpu(), api_of(version))
+        f"{GPU_PREFIX}{version}": Case(
+            f"d_{version.replace('.', '_')}", device_spec(), api_of(version)
+        )
         for version in GPU_APIS
     }
     for number, (name, entries) in enumerate(OTHER_SPECS.items()):
@@ -853,7 +844,7 @@ def fragments_of(rendered: Rendered) -> dict[str, str]:
 @pytest.mark.parametrize("version", GPU_APIS)
 def test_the_gpu_adds_its_own_functions_and_changes_few(version: str) -> None:
     host = fragments_of(render(shipped(), api_of(version)))
-    device = fragments_of(render(on_gpu(), api_of(version)))
+    device = fragments_of(render(device_spec(), api_of(version)))
     assert device.keys() - host.keys() == DEVICE_FRAGMENTS
     assert host.keys() <= device.keys()
     assert {name for name in host if host[name] != device[name]} == OTHERWISE
@@ -872,13 +863,13 @@ def test_nothing_of_it_where_the_host_plans(version: str) -> None:
         assert "triton" not in text
         assert not re.search(r"request\.device\b|MlagenDevice|max_context", text)
     # A choice that no captured graph comes of is none.
-    only = select(on_gpu(), ["draft-extend", "dcp"])
+    only = select(device_spec(), ["draft-extend", "dcp"])
     assert not DEVICE_FRAGMENTS & fragments_of(render(only, api_of(version))).keys()
 
 
 @pytest.mark.parametrize("version", GPU_APIS)
 def test_triton_is_imported_where_the_kernel_is(version: str) -> None:
-    for spec in (shipped(), on_gpu()):
+    for spec in (shipped(), device_spec()):
         rendered = render(spec, api_of(version))
         for module in ("plans", "hooks"):
             imported = {
@@ -887,7 +878,7 @@ def test_triton_is_imported_where_the_kernel_is(version: str) -> None:
                 if isinstance(node, ast.Import)
                 for alias in node.names
             }
-            kernel = spec is on_gpu() and module == "plans"
+            kernel = spec is device_spec() and module == "plans"
             assert {"triton", "triton.language"} & imported == (
                 {"triton", "triton.language"} if kernel else set()
             )
@@ -910,13 +901,13 @@ def test_hooks_ask_for_what_the_gpu_needs(api: PlanApi, served: str) -> None:
 
 def test_one_kernel_for_all_eras() -> None:
     """It writes what the kernels of FlashInfer read, which have been the same."""
-    kernels = {fragments_of(render(on_gpu(), api_of(v)))["device_kernel"] for v in GPU_APIS}
+    kernels = {fragments_of(render(device_spec(), api_of(v)))["device_kernel"] for v in GPU_APIS}
     assert len(kernels) == 1
 
 
 @pytest.mark.parametrize("version", ["0.6.17", "0.7.2"])
 def test_a_patch_takes_the_kernel_where_a_hook_needs_it(version: str) -> None:
-    rendered = render(on_gpu(), api_of(version))
+    rendered = render(device_spec(), api_of(version))
     for name, needed in (
         ("mlagen_capture_decode", DEVICE_FRAGMENTS),
         ("mlagen_capture_verify", DEVICE_FRAGMENTS),
@@ -935,7 +926,7 @@ def test_a_patch_takes_the_kernel_where_a_hook_needs_it(version: str) -> None:
 def test_nothing_waits_for_a_plan_on_the_gpu() -> None:
     """What is launched or recorded at a replay, and what may raise there."""
     for version in GPU_APIS:
-        rendered = render(on_gpu(), api_of(version))
+        rendered = render(device_spec(), api_of(version))
         texts = fragments_of(rendered)
         for name in ("device", "onto_device"):
             for node in ast.walk(ast.parse(texts[name])):
@@ -947,10 +938,10 @@ def test_nothing_waits_for_a_plan_on_the_gpu() -> None:
 @pytest.mark.parametrize("shape", ["pair", "shared-apply", "upstream-keyword-only", "old-pair"])
 @pytest.mark.parametrize("version", ["0.6.17", "0.7.2"])
 def test_no_argument_stands_in_for_another_on_the_gpu(shape: str, version: str) -> None:
-    rendered = render(on_gpu(), api_of(version))
+    rendered = render(device_spec(), api_of(version))
     modules = {n: ast.parse(render_module(rendered, n, ())) for n in ("plans", "hooks")}
     emitted = signatures(modules)
-    patched = prepare(FoundTarget(before(shape), "x.py", None), on_gpu(), api_of(version))
+    patched = prepare(FoundTarget(before(shape), "x.py", None), device_spec(), api_of(version))
     for tree in (*modules.values(), ast.parse(patched.patched)):
         assert swapped(tree, emitted) == []
     for node in ast.walk(ast.parse(patched.patched)):

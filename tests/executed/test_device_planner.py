@@ -20,7 +20,8 @@ import torch
 from mlagen.codegen.patch import prepare
 from mlagen.codegen.sglang.find import FoundTarget
 
-from ..releases import NEAREST_WHEEL, SGLANG_FILE, plan_api, sglang_file, shipped
+from ..releases import NEAREST_WHEEL, SGLANG_FILE, plan_api, sglang_file
+from ..specs import device_spec
 from . import expected
 from .device import Wait
 from .flashinfer import CapturedGraph, Launch, PlanRecord, plan_info
@@ -40,14 +41,8 @@ BATCH = 4
 @cache
 def patched(release: str) -> bytes:
     """The release, all of its graphs planned on the GPU."""
-    made = {"planner": "device"}
-    names = ("decode", "draft-decode", "verify")
-    variants = tuple(
-        v.model_copy(update=made) if v.name in names else v for v in shipped().variants
-    )
-    spec = shipped().model_copy(update={"variants": variants})
     found = FoundTarget(sglang_file(release), SGLANG_FILE, None)
-    return prepare(found, spec, plan_api(NEAREST_WHEEL[release])).patched
+    return prepare(found, device_spec(), plan_api(NEAREST_WHEEL[release])).patched
 
 
 @dataclass

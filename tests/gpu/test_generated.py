@@ -15,7 +15,7 @@ from mlagen.codegen.flashinfer.read import read_plan_api
 from mlagen.codegen.prove import prove, suite_of_rendering
 from mlagen.codegen.render import Rendered, render
 from mlagen.codegen.spec import Spec
-from tests.gpu.specs import ON_DEVICE, Changes, spec_of
+from tests.specs import ON_DEVICE, Changes, spec_of
 
 pytestmark = pytest.mark.gpu
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from mlagen.cli import cli
 from mlagen.codegen import extract, gpu, prove
 from tests.gpu.backend import release
-from tests.gpu.specs import ON_DEVICE, Changes, changed
+from tests.specs import ON_DEVICE, Changes, changed
 
 pytestmark = pytest.mark.gpu
 

@@ -25,11 +25,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlagen.codegen.render import render, render_module
-from mlagen.codegen.spec import Spec
 from tests.judge.miniature import COPIES, STAGES
-from tests.releases import shipped
 from tests.schedule.dealing import deal_in_rounds, deal_in_turns
 from tests.schedule.reference import Merge, Piece, Work, tiles_of, work_of
+from tests.specs import device_spec
 
 pytestmark = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "triton"))),
@@ -88,17 +87,6 @@ def cases(draw: st.DrawFn) -> Case:
         draw(st.booleans()),
         draw(st.sampled_from(["int32", "int64"])),
     )
-
-
-def device_spec() -> Spec:
-    """The shipped variants, those of them planned on the GPU that can be."""
-    variants = tuple(
-        variant.model_copy(update={"planner": "device"})
-        if "replay" in variant.when and not variant.context_parallel
-        else variant
-        for variant in shipped().variants
-    )
-    return shipped().model_copy(update={"variants": variants})
 
 
 @pytest.fixture(scope="module")
