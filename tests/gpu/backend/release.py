@@ -26,7 +26,7 @@ from mlagen.codegen.flashinfer.read import read_plan_api
 from mlagen.codegen.patch import prepare
 from mlagen.codegen.sglang.find import FoundTarget
 
-from ..specs import ON_DEVICE, Changes, spec_of
+from ...specs import ON_DEVICE, Changes, spec_of
 from .stand_ins import StandInFinder, absent, install, make
 
 #: Names the folder that `tests/gpu/carry.py` fills; without it wheels are fetched.
