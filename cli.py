@@ -74,6 +74,15 @@ def _json_option(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="The report as JSON.")(command)
 
 
+def _test_option(command: _F) -> _F:
+    return click.option(
+        "--test/--no-test",
+        default=None,
+        help="Insist that the generated GPU tests pass before anything is written, or do not run "
+        "them. Without either they run where a GPU is.",
+    )(command)
+
+
 def _format_option(command: _F) -> _F:
     """`form`, by --format or its short form --json."""
 
@@ -127,12 +136,7 @@ def render(
 @click.option("--diff", is_flag=True, help="Print a diff for `git apply`; PATH is not written.")
 @click.option("--check", is_flag=True, help="Only tell whether the file would change.")
 @click.option("--out", metavar="DIR", help="Write the patched file into this folder.")
-@click.option(
-    "--test/--no-test",
-    default=None,
-    help="Insist that the generated GPU tests pass before anything is written, or do not run "
-    "them. Without either they run where a GPU is.",
-)
+@_test_option
 @_spec_option
 @_flashinfer_option
 @_unknown_option
@@ -206,12 +210,7 @@ def upgrade(
 @click.argument("path")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The package's folder.")
 @click.option("--check", is_flag=True, help="Only tell whether --out is current.")
-@click.option(
-    "--test/--no-test",
-    default=None,
-    help="Insist that the generated GPU tests pass before anything is written, or do not run "
-    "them. Without either they run where a GPU is.",
-)
+@_test_option
 @_spec_option
 @_flashinfer_option
 @_unknown_option
