@@ -13,7 +13,7 @@ from typing import Any
 from .gpu import PACKAGE
 from .patch import mlagen_version
 from .render import Rendered, context_of, environment, module_files, render
-from .spec import Spec
+from .spec import Spec, kept_on_host
 
 FOLDER = "bench"
 #: The script to run, below the folder that `bench_files` fills.
@@ -49,7 +49,7 @@ def on_device(spec: Spec) -> Spec:
     """The same variants, with the GPU as the planner of every graph that it can plan."""
     variants = tuple(
         variant.model_copy(update={"planner": "device"})
-        if "replay" in variant.when and not variant.context_parallel
+        if kept_on_host(variant) is None
         else variant
         for variant in spec.variants
     )

@@ -24,6 +24,7 @@ __all__ = [
     "device_variants",
     "find_spec",
     "json_schema",
+    "kept_on_host",
     "load_spec",
     "read_spec",
     "schema_text",
@@ -102,32 +103,27 @@ def read_spec(data: bytes, source: Path) -> Spec:
 
 def unsupported(spec: Spec) -> tuple[Problem, ...]:
     """What the format allows and this version does not build."""
-    return tuple(
-        spec.problem(
-            variant.name,
-            "planner",
-            "planner-device",
-            f"{variant.name}: {reason}",
-            "use `planner: host`, or leave the key out",
-        )
-        for variant in spec.variants
-        if getattr(variant, "planner", "host") == "device"
-        for reason in _kept_on_host(variant)
-    )
+    problems = []
+    for variant in spec.variants:
+        reason = kept_on_host(variant)
+        if reason is not None and getattr(variant, "planner", "host") == "device":
+            message = f"{variant.name}: {reason}"
+            hint = "use `planner: host`, or leave the key out"
+            problems.append(spec.problem(variant.name, "planner", "planner-device", message, hint))
+    return tuple(problems)
 
 
-def _kept_on_host(variant: Variant) -> list[str]:
-    """Why the GPU cannot plan a variant, if so. Of one that is wrong elsewhere keys may be
+def kept_on_host(variant: Variant) -> str | None:
+    """Why the GPU cannot plan a variant, or None. Of one that is wrong elsewhere keys may be
     missing, and nothing is said about them."""
-    when = getattr(variant, "when", ("replay",))
     kv_len = getattr(variant, "kv_len", None)
-    if "replay" not in when:
-        return ["planner: device plans captured graphs, and this variant has none"]
+    if "replay" not in getattr(variant, "when", ("replay",)):
+        return "planner: device plans captured graphs, and this variant has none"
     if getattr(variant, "context_parallel", False):
-        return ["planner: device does not know which share of the KV is this rank's"]
+        return "planner: device does not know which share of the KV is this rank's"
     if kv_len is not None and not kv_len.shifts("seq_lens"):
-        return [f"planner: device takes seq_lens plus a number, not {kv_len.text}"]
-    return []
+        return f"planner: device takes seq_lens plus a number, not {kv_len.text}"
+    return None
 
 
 def device_variants(spec: Spec) -> tuple[Variant, ...]:

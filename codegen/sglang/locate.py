@@ -12,7 +12,7 @@ from ..errors import DriftError, Problem
 from ..fork import RELEASED, Names
 from ..render import IMPORTS
 from ..resolve import SERVED, slots_of
-from ..spec import Spec, Variant
+from ..spec import Spec, Variant, kept_on_host
 from .backend import Backend
 from .edits import Edit
 from .features import Features, probe, refuse_stale_host_lengths
@@ -86,7 +86,7 @@ def _locate(source: Source, spec: Spec, public_update: bool) -> Target:
     backend, features, header_line, plans_line = _frame(source, spec.names)
     present, absent = _present_variants(spec, backend)
     served = {v.name: {slot[:2] for slot in slots_of(v) if slot in SERVED} for v in present}
-    on_device = [v for v in present if _replays_on_device(v)]
+    on_device = [v for v in present if v.planner == "device" and kept_on_host(v) is None]
     context = Context(backend, features, frozenset(v.serves for v in on_device))
     places: list[SitePlace] = []
     for site in all_sites().values():
@@ -149,12 +149,6 @@ def _present_variants(spec: Spec, backend: Backend) -> tuple[list[Variant], dict
         elif not any(slot in SERVED for slot in slots_of(variant)):
             absent[variant.name] = "no edit site serves it: rendered in generated/ only"
     return [v for v in spec.variants if v.name not in absent], absent
-
-
-def _replays_on_device(variant: Variant) -> bool:
-    """Whether graphs of a variant plan themselves. Under context parallelism none does."""
-    on_device = variant.planner == "device" and not variant.context_parallel
-    return on_device and "replay" in variant.when
 
 
 def _unused_imports(source: Source, places: list[SitePlace]) -> list[SitePlace]:
