@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 import zlib
@@ -23,6 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from .errors import UsageError, usage
+from .pip import run_pip
 from .report import Printer
 
 #: Interpreters and platforms to ask pip for when it has no wheel for the running one. SGLang's
@@ -173,18 +173,7 @@ def _download(pinned: Pinned, folder: Path, say: Callable[[str], None]) -> Path:
         asked_for = f" (for Python {tags[1]})" if tags else ""
         say(f"fetching {pinned} with pip{asked_for}")
         options = ["--no-deps", "--only-binary=:all:", "--no-input", "--dest", ".", *tags]
-        run = subprocess.run(
-            [sys.executable, "-m", "pip", "download", *options, str(pinned)],
-            # `-m` puts the working folder first on the path: never the user's.
-            cwd=partial,
-            env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            check=False,
-        )
+        run = run_pip("download", *options, str(pinned), folder=partial)
         output = run.stdout
         wheel = _cached(partial)
         if run.returncode == 0 and wheel is not None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlagen.codegen import fetch as fetching
+from mlagen.codegen import pip as running
 from mlagen.codegen.errors import UsageError
 from mlagen.codegen.fetch import (
     FolderTree,
@@ -67,7 +68,7 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def run(*args: object, **kwargs: object) -> object:
         raise AssertionError("pip was called")
 
-    return lambda: monkeypatch.setattr(fetching.subprocess, "run", run)
+    return lambda: monkeypatch.setattr(running.subprocess, "run", run)
 
 
 def refusal(requirement: str) -> str:

@@ -8,15 +8,13 @@ begins. `--no-clean` leaves what it unpacked.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError, usage
 from ..flashinfer.find import PACKAGE
+from ..pip import run_pip
 
 #: No release of setuptools is this one, and every build of FlashInfer's requires setuptools.
 _CANNOT_BE_MET = "setuptools==0.0.0.dev0\n"
@@ -57,24 +55,14 @@ def _run_pip(requirement: str, work: Path) -> str:
     constraint.write_text(_CANNOT_BE_MET, encoding="utf-8")
     temporary.mkdir()
     options = ["--no-deps", "--no-binary=:all:", "--use-pep517", "--no-clean", "--no-input"]
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, "--dest", "dest", requirement],
-        cwd=work,
-        env={
-            **os.environ,
-            "TMPDIR": str(temporary),
-            "TEMP": str(temporary),
-            # pip from 25.3 on takes the second for builds, those before the first for all.
-            "PIP_CONSTRAINT": str(constraint),
-            "PIP_BUILD_CONSTRAINT": str(constraint),
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
+    run = run_pip(
+        *("download", *options, "--dest", "dest", requirement),
+        folder=work,
+        TMPDIR=str(temporary),
+        TEMP=str(temporary),
+        # pip from 25.3 on takes the second for builds, those before the first for all.
+        PIP_CONSTRAINT=str(constraint),
+        PIP_BUILD_CONSTRAINT=str(constraint),
     )
     return run.stdout
 

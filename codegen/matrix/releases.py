@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 from ..errors import UsageError, usage
 from ..flashinfer.find import DISTRIBUTION
+from ..pip import run_pip
 
 SGLANG = "sglang"
 FLASHINFER = DISTRIBUTION
@@ -43,20 +42,10 @@ def available(name: str) -> tuple[str, ...]:
 
     Raises UsageError where pip cannot be run or finds none.
     """
-    run = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", "--no-input", name],
-        env={**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        # `-m` puts the working folder first on the path: never the user's.
-        cwd=os.path.dirname(os.path.abspath(__file__)),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+    run = run_pip("index", "versions", "--no-input", name, folder=Path(__file__).resolve().parent)
     found = _LINE.search(run.stdout)
     if run.returncode != 0 or found is None:
-        raise _cannot_list(name, run.stdout + run.stderr)
+        raise _cannot_list(name, run.stdout)
     return by_version(word for word in re.split(r"[,\s]+", found[1]) if _is_final(word))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlagen.codegen import fetch as fetching
-from mlagen.codegen.matrix import archive, gather, releases
+from mlagen.codegen import pip as running
+from mlagen.codegen.matrix import gather
 from mlagen.codegen.matrix.facts import read_facts, to_json
 from mlagen.codegen.matrix.tables import page
 from mlagen.codegen.spec import shipped_spec
@@ -26,8 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def pip(*args: object, **kwargs: object) -> object:
         raise AssertionError("pip was called")
 
-    for module in (fetching, releases, archive):
-        monkeypatch.setattr(module.subprocess, "run", pip)
+    monkeypatch.setattr(running.subprocess, "run", pip)
     monkeypatch.setenv("MLAGEN_CACHE", str(tmp_path / "cache"))
     miniature.fill(tmp_path / "cache")
     (tmp_path / "work" / "docs").mkdir(parents=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlagen.codegen import fetch
+from mlagen.codegen import pip as running
 from mlagen.codegen.errors import UsageError
 from mlagen.codegen.fetch import WheelTree
 from mlagen.codegen.matrix import archive, gather, releases, store
@@ -222,7 +223,7 @@ def test_no_pip_to_ask(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         '#!/bin/sh\necho "WARNING: old" >&2\necho "$0: No module named pip" >&2\nexit 1\n'
     )
     python.chmod(0o755)
-    monkeypatch.setattr(releases.sys, "executable", str(python))
+    monkeypatch.setattr(running.sys, "executable", str(python))
     with pytest.raises(UsageError) as caught:
         releases.available(SGLANG)
     (problem,) = caught.value.problems
