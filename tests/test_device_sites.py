@@ -38,7 +38,7 @@ IN_GRAPH = ("shared-apply", "upstream", "upstream-keyword-only")
 DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.19", "0.5.20", "0.5.23")
 MAX_CONTEXT = "    max_context=self.max_context_len,"
 RECORD = "mlagen_record_plan(self.forward_metadata, forward_batch.seq_lens)"
-BOUND = "wrapper_paged, mlagen_request, paged_kernel_lens"
+BOUND = "mlagen_request, paged_kernel_lens"
 INDICES = "if mlagen_request is not None and mlagen_request.device is not None:"
 CLASS = "class FlashInferMLAIndicesUpdaterDecode:"
 OWN = "    def init_forward_metadata_in_graph(self, batch):\n"

@@ -34,7 +34,6 @@ def edits(context: Context) -> list[Edit]:
     lines = context.lines(
         "verify_indices",
         calls=("mlagen_bound_arrays",),
-        wrapper=_WRAPPER,
         lengths=_LENGTHS,
         sum=_SUM if _SUM in words(fill) else None,
         statement=_text(source, fill),
