@@ -10,6 +10,8 @@ little by which pieces grow shorter within a round.
 In *turns* no load is asked for at all: the rounds take every cluster, from the first to the last
 and back. Where a piece goes then follows from its rank alone.
 
+Either way a cluster begins with its short pieces: the full piece that it was dealt first comes last.
+
 Lengths are compared in steps, so that the tiles of one request, which read the same KV and differ
 by a token, stay together; pieces that compare equal keep the order of the requests.
 """
@@ -24,12 +26,26 @@ STEP = 64  # KV tokens: a tile of the kernels
 def longest_first(work: Work, *, step: int = STEP) -> list[Piece]:
     """The full pieces of cut tiles, which no piece is longer than; behind them the tiles' last
     pieces, by length in steps of `step`. Equal ones are in FlashInfer's order."""
-    tiles = [(piece.request, piece.tile) for piece in work.pieces]
-    full = [tile == following for tile, following in zip(tiles, [*tiles[1:], None], strict=True)]
-    pieces = list(zip(full, work.pieces, strict=True))
-    last = [piece for is_full, piece in pieces if not is_full]
+    full = full_pieces(work)
+    last = [piece for piece in work.pieces if piece not in full]
     last.sort(key=lambda piece: -ceil_div(piece.kv_end - piece.kv_start, step))
-    return [*(piece for is_full, piece in pieces if is_full), *last]
+    return [*full, *last]
+
+
+def full_pieces(work: Work) -> dict[Piece, None]:
+    """The pieces of cut tiles that another of the same tile follows."""
+    following = [*work.pieces[1:], None]
+    return {
+        piece: None
+        for piece, after in zip(work.pieces, following, strict=True)
+        if after is not None and (piece.request, piece.tile) == (after.request, after.tile)
+    }
+
+
+def full_last(work: Work, dealt: list[list[Piece]]) -> list[list[Piece]]:
+    """The same dealing, each cluster's full piece behind its others."""
+    full = full_pieces(work)
+    return [sorted(pieces, key=lambda piece: piece in full) for pieces in dealt]
 
 
 def deal_in_rounds(work: Work, *, step: int = STEP, fixed: int | None = None) -> list[list[Piece]]:
@@ -54,7 +70,7 @@ def deal_in_rounds(work: Work, *, step: int = STEP, fixed: int | None = None) ->
             dealt[cluster].append(piece)
             load[cluster] += cost
         given += len(takers)
-    return dealt
+    return full_last(work, dealt)
 
 
 def deal_in_turns(work: Work, step: int = STEP) -> list[list[Piece]]:
@@ -64,7 +80,7 @@ def deal_in_turns(work: Work, step: int = STEP) -> list[list[Piece]]:
     for rank, piece in enumerate(longest_first(work, step=step)):
         turn, place = divmod(rank, work.clusters)
         dealt[work.clusters - 1 - place if turn % 2 else place].append(piece)
-    return dealt
+    return full_last(work, dealt)
 
 
 def rounds_of(work: Work) -> int:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.schedule.dealing import STEP, deal_in_rounds, deal_in_turns, longest_first
+from tests.schedule.dealing import STEP, deal_in_rounds, deal_in_turns, full_pieces, longest_first
 from tests.schedule.reference import ROWS_A_BLOCK, Piece, Work, ceil_div, deal, loads, work_of
 from tests.schedule.test_reference import fields, works
 
@@ -102,14 +102,34 @@ def test_in_turns_rank_alone_says_where(
     made: tuple[Work, list[int], list[int], int, bool], step: int
 ) -> None:
     work, *_ = made
-    dealt = deal_in_turns(work, step)
+    full = full_pieces(work)
+    as_dealt = [
+        sorted(pieces, key=lambda piece: piece not in full) for pieces in deal_in_turns(work, step)
+    ]
     order = longest_first(work, step=step)
     for start in range(0, len(order), work.clusters):
         turn = start // work.clusters
-        got = [pieces[turn] for pieces in dealt if turn < len(pieces)]
+        got = [pieces[turn] for pieces in as_dealt if turn < len(pieces)]
         assert (got if turn % 2 == 0 else got[::-1]) == order[start : start + work.clusters]
     most = ceil_div(len(work.pieces), work.clusters)
-    assert all(most - 1 <= len(pieces) <= most for pieces in dealt)
+    assert all(most - 1 <= len(pieces) <= most for pieces in as_dealt)
+
+
+@settings(deadline=None)
+@given(works(), STEPS)
+def test_a_full_piece_is_the_last_of_its_cluster(
+    made: tuple[Work, list[int], list[int], int, bool], step: int
+) -> None:
+    """And the others keep the order in which they were dealt: the longest first."""
+    work, *_ = made
+    full = full_pieces(work)
+    assert len(full) == len(work.pieces) - len({(p.request, p.tile) for p in work.pieces})
+    place = {piece: number for number, piece in enumerate(longest_first(work, step=step))}
+    for dealt in (deal_in_rounds(work, step=step), deal_in_turns(work, step)):
+        for pieces in dealt:
+            assert not any(piece in full for piece in pieces[:-1])
+            others = [place[piece] for piece in pieces if piece not in full]
+            assert others == sorted(others)
 
 
 @settings(deadline=None)
