@@ -20,7 +20,7 @@ from .errors import DriftError, Problem
 from .flashinfer.api import PlanApi
 from .fork import RELEASED, Names
 from .resolve import by_slot, check, names_of
-from .spec import Spec, Variant, device_variants
+from .spec import Spec, Variant, device_variants, filled_in_place
 
 #: Modules that emitted code imports names from. The order is the order of the imports.
 IMPORTS: Mapping[str, tuple[str, str]] = {
@@ -152,7 +152,11 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     Raises DriftError where FlashInfer's `run` reads state that mlagen cannot leave right.
     """
     _check_state(api)
-    context = {**context_of(api), "on_device": bool(device_variants(spec))}
+    context = {
+        **context_of(api),
+        "on_device": bool(device_variants(spec)),
+        "in_place": any(map(filled_in_place, spec.variants)),
+    }
     fragments = [
         _fragment("notes", "plans", "plan/notes.py.jinja", context),
         _fragment("types", "plans", "plan/types.py.jinja", context),
@@ -323,6 +327,7 @@ def _plan_fragments(variant: Variant, context: Mapping[str, Any]) -> list[Fragme
         "names": names_of(variant),
         "refreshes": ", ".join(variant.refresh) if variant.refresh else "no bound buffer",
         "kv_len_parameters": ", ".join(parameters),
+        "filled_in_place": filled_in_place(variant),
     }
     kinds = ["kv_len"]
     kinds += ["graph"] if "replay" in variant.when else []
@@ -348,8 +353,11 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
     }
     replay = slots.get(("target-verify", "replay", False))
     if context["on_device"]:
-        scope = {**context, "verify_device": replay is not None and replay.planner == "device"}
-        fragments.append(_fragment("onto_device", "hooks", "hooks/device.py.jinja", scope))
+        fragments.append(_fragment("onto_device", "hooks", "hooks/device.py.jinja", context))
+    if context["in_place"]:
+        assert replay is not None
+        scope = {**context, "verify_device": replay.planner == "device"}
+        fragments.append(_fragment("bound", "hooks", "hooks/bound.py.jinja", scope))
     if any(decoding.values()):
         entries = [decoding[name] for name in ("decode", "draft")]
         on_device = any(entry["on_device"] for entry in entries if entry is not None)
@@ -386,6 +394,7 @@ def _entry(variant: Variant | None) -> dict[str, Any] | None:
         "vectors": _further_vectors(variant),
         "scalars": variant.kv_len.scalars,
         "on_device": variant.planner == "device",
+        "in_place": filled_in_place(variant),
     }
 
 

@@ -22,10 +22,12 @@ __all__ = [
     "Spec",
     "Variant",
     "device_variants",
+    "filled_in_place",
     "find_spec",
     "json_schema",
     "kept_on_host",
     "load_spec",
+    "planned_on_device",
     "read_spec",
     "schema_text",
     "shipped_spec",
@@ -124,6 +126,23 @@ def kept_on_host(variant: Variant) -> str | None:
     if kv_len is not None and not kv_len.shifts("seq_lens"):
         return f"planner: device takes seq_lens plus a number, not {kv_len.text}"
     return None
+
+
+def planned_on_device(variant: Variant) -> bool:
+    """Whether the GPU plans the variant's captured graphs."""
+    return variant.planner == "device" and kept_on_host(variant) is None
+
+
+def filled_in_place(variant: Variant) -> bool:
+    """Whether SGLang's index kernel can fill the captured buffer of the variant's graphs itself,
+    and nothing is to be copied there: verify's, whose KV lengths the GPU gets by an addition."""
+    return (
+        variant.serves == "target-verify"
+        and "replay" in variant.when
+        and not variant.context_parallel
+        and variant.kv_len.shifts("seq_lens")
+        and (variant.planner == "device" or "kv_indices" in variant.refresh)
+    )
 
 
 def device_variants(spec: Spec) -> tuple[Variant, ...]:

@@ -19,6 +19,7 @@ from .plans import (
     MlagenShape,
     _mlagen_call_stock,
     _mlagen_check_arrays,
+    _mlagen_check_pages,
     _mlagen_keeps_stock,
     _mlagen_lacks_planner,
     _mlagen_loses_keys,
@@ -185,6 +186,43 @@ def _mlagen_formula_differs(
                 "formula of variants.yaml"
             )
     return None
+
+
+def _mlagen_with_bound(
+    wrapper: "BatchMLAPagedAttentionWrapper", request: MlagenRequest
+) -> MlagenRequest:
+    """The same request with the buffers of its graph, for SGLang's index kernel to fill.
+
+    Without them where pages have several tokens: lengths alone are no kv_indptr there.
+    """
+    if request.page_size != 1:
+        return request
+    assert request.kv_len_of is not None
+    backend = wrapper._planned_backend
+    batch_size = request.batch_size
+    bound = MlagenArrays(
+        qo_indptr=backend._qo_indptr_buf[: batch_size + 1],
+        kv_indptr=backend._kv_indptr_buf[: batch_size + 1],
+        kv_indices=backend._kv_indices_buf,
+        kv_len=backend._kv_len_arr_buf[:batch_size],
+    )
+    added = int(request.kv_len_of(np.zeros(1, dtype=np.int32))[0])
+    return replace(request, bound=bound, added=added)
+
+
+def mlagen_bound_arrays(request: MlagenRequest, seq_lens: torch.Tensor) -> MlagenArrays:
+    """The buffers of a captured graph, with the next replay's lengths in all of them but
+    kv_indices, which is for the index kernel to fill.
+
+    `seq_lens` [>= batch_size] on the GPU. Raises MlagenPlanError where the request
+    does not fit the graph: before anything is written.
+    """
+    bound = request.bound
+    assert bound is not None and bound.kv_len is not None
+    _mlagen_check_pages(request, bound.kv_indices)
+    torch.add(seq_lens[: request.batch_size], request.added, out=bound.kv_len)
+    torch.cumsum(bound.kv_len, dim=0, dtype=torch.int32, out=bound.kv_indptr[1:])
+    return bound
 
 
 def _mlagen_plan_stock(
@@ -382,6 +420,7 @@ def mlagen_capture_verify(
         where = f"batch {batch_size}"
         _mlagen_keeps_stock("verify", where, reason)
         return
+    request = _mlagen_with_bound(wrapper, request)
     wrapper.mlagen_request = request
 
 

@@ -88,6 +88,8 @@ class MlagenRequest:
     page_size: int = 1  # tokens
     host_lens: bool = True  # whether replays are given host lengths that are in step
     kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]] = None
+    bound: Optional[MlagenArrays] = None  # its buffers, where they are filled in place
+    added: int = 0  # by so many KV tokens a request is longer there than its sequence
 
 
 @dataclass(frozen=True)
@@ -271,6 +273,16 @@ def _mlagen_check_lengths(request: MlagenRequest) -> int:
     return pages
 
 
+def _mlagen_check_pages(request: MlagenRequest, kv_indices_buf: torch.Tensor) -> None:
+    """Raise MlagenPlanError unless the captured index buffer holds the request's pages."""
+    pages = _mlagen_check_lengths(request)
+    if pages > kv_indices_buf.numel():
+        raise MlagenPlanError(
+            f"{request.variant}: {pages} pages do not fit the captured index buffer of "
+            f"{kv_indices_buf.numel()}"
+        )
+
+
 def _mlagen_check_graph(
     request: MlagenRequest, shape: MlagenShape, kv_indices_buf: torch.Tensor
 ) -> None:
@@ -279,16 +291,11 @@ def _mlagen_check_graph(
     The form of its arrays was checked at capture: they are the request's own. The grid
     that a graph launches follows from its heads and query tokens.
     """
-    pages = _mlagen_check_lengths(request)
+    _mlagen_check_pages(request, kv_indices_buf)
     if shape.num_heads != request.num_heads:
         raise MlagenPlanError(
             f"{request.variant}: captured with {request.num_heads} heads, planned with "
             f"{shape.num_heads}"
-        )
-    if pages > kv_indices_buf.numel():
-        raise MlagenPlanError(
-            f"{request.variant}: {pages} pages do not fit the captured index buffer of "
-            f"{kv_indices_buf.numel()}"
         )
 
 
@@ -463,9 +470,10 @@ def mlagen_plan_verify(
     """
     backend = wrapper._planned_backend
     _mlagen_check_graph(request, shape, backend._kv_indices_buf)
-    backend._kv_indices_buf[: arrays.kv_indices.numel()].copy_(
-        arrays.kv_indices, non_blocking=True
-    )
+    if arrays.kv_indices is not backend._kv_indices_buf:  # else filled in place
+        backend._kv_indices_buf[: arrays.kv_indices.numel()].copy_(
+            arrays.kv_indices, non_blocking=True
+        )
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=True)
     backend._causal = True
     backend._page_size = shape.page_size

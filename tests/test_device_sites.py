@@ -39,7 +39,8 @@ DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.19", "0.5.20", "
 MAX_CONTEXT = "    max_context=self.max_context_len,"
 RECORD = "mlagen_record_plan(self.forward_metadata, forward_batch.seq_lens)"
 BOUND = "mlagen_request, paged_kernel_lens"
-INDICES = "if mlagen_request is not None and mlagen_request.device is not None:"
+GIVEN = "qo_indptr, kv_indptr, kv_indices, paged_kernel_lens"
+INDICES = "mlagen_request is not None and mlagen_request.bound is not None"
 CLASS = "class FlashInferMLAIndicesUpdaterDecode:"
 OWN = "    def init_forward_metadata_in_graph(self, batch):\n"
 FILL = """\
@@ -129,19 +130,22 @@ def check_all_sites(data: bytes, *, in_graph: bool, verify: bool = True) -> None
 
 
 def check_indices(text: str) -> None:
-    """The block stands directly in front of the chain, returns, and fills by the file's own call:
-    the one that is in the chain's first branch as well."""
+    """The chain has one more branch, in front, which fills by the file's own call: the one that
+    is in the next branch as well. The chain is all that stands in front of the plan."""
     begin = method_of(text, "FlashInferMLAIndicesUpdaterPrefill", "call_begin_forward")
-    (at,) = (n for n, s in enumerate(begin.body) if ast.unparse(s).startswith(INDICES))
-    block, chain = begin.body[at], begin.body[at + 1]
-    assert isinstance(block, ast.If)
+    (branch,) = (
+        statement
+        for statement in begin.body
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == INDICES
+    )
+    (chain,) = branch.orelse
     assert isinstance(chain, ast.If)
     assert ast.unparse(chain.test) == "spec_info is None"
-    assert isinstance(block.body[-1], ast.Return)
-    fill = ast.unparse(block.body[-2])
+    assert chain.orelse
+    fill = ast.unparse(branch.body[-1])
     assert [ast.unparse(statement) for statement in chain.body].count(fill) == 1
-    bound, *between = [ast.unparse(statement) for statement in block.body[:-2]]
-    assert bound == f"paged_kernel_lens, kv_indptr, kv_indices = mlagen_bound_arrays({BOUND})"
+    bound, *between = [ast.unparse(statement) for statement in branch.body[:-1]]
+    assert bound == f"{GIVEN} = mlagen_bound_arrays({BOUND})"
     summed = ["paged_kernel_lens_sum = kv_indices.numel()"]
     assert between == (summed if "paged_kernel_lens_sum" in fill else [])
 
@@ -192,11 +196,15 @@ def test_the_lines(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_planner_on_the_host_has_none_of_them(shape: str) -> None:
+def test_a_planner_on_the_host_has_the_indices_alone(shape: str) -> None:
     target = located(before(shape), spec())
     places = {place.site for place in target.places}
-    assert not {"in-graph", "verify-indices"} & places
-    assert not {"mlagen_record_plan", "mlagen_bound_arrays"} & target.calls
+    assert "in-graph" not in places
+    assert "mlagen_record_plan" not in target.calls
+    verify = shape != "no-verify"
+    assert ("verify-indices" in places) == verify == ("mlagen_bound_arrays" in target.calls)
+    if verify:
+        check_indices(edited(before(shape), target))
     lines = [line for edit in edits_of(target).values() for line in edit.lines]
     assert not [line for line in lines if "max_context" in line]
 
@@ -221,7 +229,7 @@ def test_one_variant_on_the_gpu(name: str, decode: bool, verify: bool) -> None:
     assert any("max_context" in line for line in edits["capture-verify"].lines) == verify
     sites = sites_of(target)
     assert sites.get("in-graph") == ((name,) if decode or verify else None)
-    assert sites.get("verify-indices") == (("verify",) if verify else None)
+    assert sites["verify-indices"] == ("verify",)  # whoever plans it
     assert len(sites["capture-decode"]) > 1  # with the host's own
     edited(data, target)
 
@@ -347,7 +355,20 @@ REFUSED: dict[str, Refusal] = {
         ("verify-indices",),
         "            self.fill[grid](",
         "anchor-changed",
-        "the call that fills kv_indices needs grid, bound in its branch alone",
+        "the call that fills kv_indices needs grid, bound in a branch alone",
+    ),
+    "what the plan needs is bound in a branch": Refusal(
+        pair(
+            (FILL, FILL + "            softmax = self.scale\n"),
+            (
+                "                self.scale,\n                self.q_dtype,",
+                "                softmax,\n                self.q_dtype,",
+            ),
+        ),
+        ("verify-indices",),
+        "        if use_ragged:\n            self.ragged",
+        "anchor-changed",
+        "the plan needs softmax, bound in a branch alone",
     ),
     "indices are translated behind the chain": Refusal(
         pair(
@@ -433,7 +454,10 @@ def test_refused(name: str) -> None:
         assert reason is not None
         assert (reason.code, reason.line) == (refusal.code, line_of(data, refusal.at))
         assert reason.message.startswith(refusal.reason)
-    assert not located(data, spec()).refusals
+    # A host that plans does without the place of the indices: the plan copies them.
+    target = located(data, spec())
+    assert not target.refusals
+    assert ("verify-indices" in sites_of(target)) == ("verify-indices" not in refusal.sites)
 
 
 # -- the whole patch -----------------------------------------------------------------------------

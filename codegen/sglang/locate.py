@@ -12,7 +12,7 @@ from ..errors import DriftError, Problem
 from ..fork import RELEASED, Names
 from ..render import IMPORTS
 from ..resolve import SERVED, slots_of
-from ..spec import Spec, Variant, kept_on_host
+from ..spec import Spec, Variant, planned_on_device
 from .backend import Backend
 from .edits import Edit
 from .features import Features, probe, refuse_stale_host_lengths
@@ -86,11 +86,12 @@ def _locate(source: Source, spec: Spec, public_update: bool) -> Target:
     backend, features, header_line, plans_line = _frame(source, spec.names)
     present, absent = _present_variants(spec, backend)
     served = {v.name: {slot[:2] for slot in slots_of(v) if slot in SERVED} for v in present}
-    on_device = [v for v in present if v.planner == "device" and kept_on_host(v) is None]
-    context = Context(backend, features, frozenset(v.serves for v in on_device))
+    context = Context(
+        backend, features, frozenset(v.serves for v in present if planned_on_device(v))
+    )
     places: list[SitePlace] = []
     for site in all_sites().values():
-        asked = on_device if site.for_device else present
+        asked = [v for v in present if site.whose is None or site.whose(v)]
         variants = tuple(v.name for v in asked if served[v.name] & site.serves)
         if not variants or (site.for_update and not public_update):
             continue

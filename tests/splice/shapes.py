@@ -47,6 +47,7 @@ HEADER = Header(
 )
 
 _FUNCTIONS = (
+    "mlagen_bound_arrays",
     "mlagen_capture_decode",
     "mlagen_capture_verify",
     "mlagen_request_decode",
@@ -69,7 +70,8 @@ class MlagenShape:
 
 @dataclass(frozen=True)
 class MlagenRequest:
-    plan: Callable[[Any], None]"""
+    plan: Callable[[Any], None]
+    bound: Optional[MlagenArrays]"""
 
 
 def before(shape: str) -> bytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...render import render_site
+from ...spec import Variant, filled_in_place, planned_on_device
 from ..backend import Backend
 from ..edits import Edit
 from ..features import Features
@@ -38,14 +39,13 @@ class Context:
 @dataclass(frozen=True)
 class Site:
     """An edit site. `serves`: the (mode, when) pairs that need it; `for_update`: only where
-    FlashInfer has a public update of a graph's plan; `for_device`: only for variants whose
-    replays are planned on the GPU."""
+    FlashInfer has a public update of a graph's plan; `whose`: of which variants alone."""
 
     name: str
     serves: frozenset[tuple[str, str]]
     edits: Callable[[Context], list[Edit]]
     for_update: bool = False
-    for_device: bool = False
+    whose: Callable[[Variant], bool] | None = None
 
 
 DECODE_REPLAY = frozenset({("decode", "replay"), ("draft-decode", "replay")})
@@ -80,7 +80,7 @@ def all_sites() -> Mapping[str, Site]:
         Site("capture-decode", DECODE_REPLAY, capture_decode.edits),
         Site("plan-update-verify", VERIFY_REPLAY, plan_update.verify_edits, for_update=True),
         Site("capture-verify", VERIFY_REPLAY, capture_verify.edits),
-        Site("in-graph", DECODE_REPLAY | VERIFY_REPLAY, in_graph.edits, for_device=True),
+        Site("in-graph", DECODE_REPLAY | VERIFY_REPLAY, in_graph.edits, whose=planned_on_device),
         Site("eager-draft", frozenset({("draft-decode", "eager")}), eager_draft.edits),
         Site("eager-verify", VERIFY_EAGER, eager_verify.edits),
         Site("eager-extend", EXTEND, eager_extend.edits),
@@ -88,7 +88,7 @@ def all_sites() -> Mapping[str, Site]:
         Site("replay-verify", VERIFY_REPLAY, replay_verify.edits),
         Site("decode-updater", DECODE_REPLAY | DRAFT, decode_updater.edits),
         Site("prefill-updater", VERIFY_REPLAY | VERIFY_EAGER | EXTEND, prefill_updater.edits),
-        Site("verify-indices", VERIFY_REPLAY, verify_indices.edits, for_device=True),
+        Site("verify-indices", VERIFY_REPLAY, verify_indices.edits, whose=filled_in_place),
         Site("multi-step", DECODE_REPLAY | DRAFT, multi_step.edits),
     )
     return {site.name: site for site in sites}

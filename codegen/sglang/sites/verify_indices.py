@@ -1,8 +1,12 @@
-"""The KV indices of a verify graph that plans itself: filled in place, with no host sum.
+"""The KV indices of a captured verify graph: filled in place, not made anew and copied.
 
-Added in front of the chain that makes them: SGLang's `generate_attn_arg_prefill` allocates by a
-host sum of lengths. The statement that fills them is the file's own, of the branch without
-speculation; it is the one that verify's input runs as well, in every release, on more lengths.
+A branch in front of the chain that makes them: SGLang's `generate_attn_arg_prefill` allocates by a
+host sum of lengths, and the plan would have to copy. The statement that fills them is the file's
+own, of the branch without speculation; it is the one that verify's input runs as well, in every
+release, on more lengths.
+
+A graph that the GPU plans has to have it. Where the host plans, a file that has no place for it
+keeps its own way, and the plan copies.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import libcst as cst
 
 from ..backend import Backend
-from ..edits import Edit, before
+from ..edits import Edit
 from ..nodes import alone, bound_by, contains, walk, words
 from ..plan_call import find_plan_call
 from ..source import Refused, Source
@@ -20,10 +24,20 @@ from . import Context
 _WRAPPER = "wrapper_paged"
 _LENGTHS = "paged_kernel_lens"
 _SUM = "paged_kernel_lens_sum"
-_GIVEN = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
+_FILLED_BY = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
+_GIVEN = _FILLED_BY | {"qo_indptr"}
 
 
 def edits(context: Context) -> list[Edit]:
+    try:
+        return [_edit(context)]
+    except Refused:
+        if "target-verify" in context.device:
+            raise
+        return []
+
+
+def _edit(context: Context) -> Edit:
     backend = context.backend
     source = backend.source
     _, _, begin = backend.updater("prefill-updater-class")
@@ -31,20 +45,23 @@ def edits(context: Context) -> list[Edit]:
     chain = _chain(backend, begin)
     fill = _fill(source, chain)
     _refuse_unbound(source, begin, chain, fill)
+    line = source.first(chain)
+    indent = source.indent(line)
     lines = context.lines(
         "verify_indices",
         calls=("mlagen_bound_arrays",),
         lengths=_LENGTHS,
         sum=_SUM if _SUM in words(fill) else None,
         statement=_text(source, fill),
+        chain=source.text(line).removeprefix(indent),
     )
-    return [before(source, "verify-indices", chain, lines)]
+    return Edit("verify-indices", line, indent, lines, replaces=1)
 
 
 def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
     """The `if spec_info is None:` of the plan method, with the plan directly behind it.
 
-    Refused where something stands between them: a return in front of the chain would skip it.
+    Refused where something stands between them: it may count on what the chain made.
     """
     source = backend.source
     found = [
@@ -54,19 +71,26 @@ def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
     ]
     what = f"`if spec_info is None:` in {begin.name.value}"
     chain = source.exactly_one(found, what, line=source.first(begin))
-    block = list(begin.body.body)
+    behind = _behind(begin, chain)
     plan = find_plan_call(source, begin, _WRAPPER).statement
-    for statement in block[block.index(chain) + 1 :]:
-        if contains(statement, plan):
-            return chain
+    if behind is None or contains(chain, plan):
+        raise Refused("anchor-changed", f"{what} holds the plan", source.first(chain))
+    if not contains(behind, plan):
         raise Refused(
             "anchor-changed",
             f"a statement stands between {what} and the plan: "
-            f"{source.text(source.first(statement)).strip()}",
-            source.first(statement),
-            "a graph that plans itself would skip it; move it, or patch this site by hand",
+            f"{source.text(source.first(behind)).strip()}",
+            source.first(behind),
+            "it may count on what the chain made; move it, or patch this site by hand",
         )
-    raise Refused("anchor-changed", f"{what} holds the plan", source.first(chain))
+    return chain
+
+
+def _behind(begin: cst.FunctionDef, chain: cst.If) -> cst.BaseStatement | None:
+    """The statement behind the chain."""
+    block = [statement for statement in begin.body.body if isinstance(statement, cst.BaseStatement)]
+    following = block[block.index(chain) + 1 :]
+    return following[0] if following else None
 
 
 def _fill(source: Source, chain: cst.If) -> cst.BaseStatement:
@@ -83,27 +107,36 @@ def _fills(statement: cst.BaseStatement | cst.BaseSmallStatement) -> bool:
     if not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
         return False
     given = {arg.value.value for arg in small.value.args if isinstance(arg.value, cst.Name)}
-    return given >= _GIVEN
+    return given >= _FILLED_BY
 
 
 def _refuse_unbound(
     source: Source, begin: cst.FunctionDef, chain: cst.If, fill: cst.BaseStatement
 ) -> None:
-    """Refuse a statement that needs what its own branch binds ahead of it."""
-    inside = frozenset().union(*(bound_by(node) for node in walk(chain)))
+    """Refuse where the statement, or the plan behind the chain, needs what the chain binds."""
+    inside = _bound(chain)
     outside = frozenset(p.name.value for p in walk(begin.params) if isinstance(p, cst.Param))
     for statement in begin.body.body:
         if statement is chain:
             break
-        outside |= frozenset().union(*(bound_by(node) for node in walk(statement)))
-    lost = sorted((words(fill) & inside) - outside - _GIVEN)
-    if lost:
-        raise Refused(
-            "anchor-changed",
-            f"the call that fills kv_indices needs {', '.join(lost)}, bound in its branch alone",
-            source.first(fill),
-            f"bind it ahead of `if {source.code(chain.test)}:`, or patch this site by hand",
-        )
+        outside |= _bound(statement)
+    behind = _behind(begin, chain)
+    assert behind is not None
+    for what, statement in (("the call that fills kv_indices", fill), ("the plan", behind)):
+        own = _bound(statement)
+        lost = sorted((words(statement) & inside) - outside - _GIVEN - own)
+        if lost:
+            raise Refused(
+                "anchor-changed",
+                f"{what} needs {', '.join(lost)}, bound in a branch alone",
+                source.first(statement),
+                f"bind it ahead of `if {source.code(chain.test)}:`, or patch this site by hand",
+            )
+
+
+def _bound(statement: cst.CSTNode) -> frozenset[str]:
+    """All names that it binds, and what stands below it."""
+    return frozenset().union(*(bound_by(node) for node in walk(statement)))
 
 
 def _text(source: Source, statement: cst.BaseStatement) -> list[str]:

@@ -272,7 +272,7 @@ class FlashInferMLAIndicesUpdaterPrefill:
             )
 
 
-# >>> mlagen plans 7dbc32644367
+# >>> mlagen plans 51cc80632de8
 @dataclass(frozen=True)
 class MlagenArrays:
     kv_len: Optional[torch.Tensor]
@@ -286,6 +286,7 @@ class MlagenShape:
 @dataclass(frozen=True)
 class MlagenRequest:
     plan: Callable[[Any], None]
+    bound: Optional[MlagenArrays]
 
 
 def mlagen_capture_decode(*given): ...

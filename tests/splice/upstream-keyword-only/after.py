@@ -467,7 +467,24 @@ class FlashInferMLAIndicesUpdaterPrefill:
     ):
         bs = len(paged_kernel_lens)
 
-        if spec_info is None:
+        # >>> mlagen verify-indices 031a1f39af09
+        if mlagen_request is not None and mlagen_request.bound is not None:
+            # A captured graph: the index kernel fills its buffer in place, by lengths
+            # on the GPU. No host sum sizes it, nothing is allocated or copied.
+            qo_indptr, kv_indptr, kv_indices, paged_kernel_lens = mlagen_bound_arrays(
+                mlagen_request, paged_kernel_lens
+            )
+            self.translator.pack(
+                plan,
+                req_pool_indices=req_pool_indices,
+                seq_lens=paged_kernel_lens,
+                indptr=kv_indptr,
+                out=kv_indices,
+            )
+        elif spec_info is None:
+        # --- mlagen replaced 1 line:
+        # |        if spec_info is None:
+        # <<< mlagen verify-indices
             kv_indptr = self.indptr_of(paged_kernel_lens)
             kv_indices = self.room(kv_indptr)
             self.translator.pack(
@@ -566,7 +583,7 @@ class FlashInferMLAMultiStepDraftBackend:
         self.common_template(forward_batch, self.eager_buffer(), one_step)
 
 
-# >>> mlagen plans c09d985e66a6
+# >>> mlagen plans 6755642a0764
 @dataclass(frozen=True)
 class MlagenArrays:
     kv_len: Optional[torch.Tensor]
@@ -580,6 +597,10 @@ class MlagenShape:
 @dataclass(frozen=True)
 class MlagenRequest:
     plan: Callable[[Any], None]
+    bound: Optional[MlagenArrays]
+
+
+def mlagen_bound_arrays(*given): ...
 
 
 def mlagen_capture_decode(*given): ...
