@@ -279,7 +279,7 @@ def _read(path: Path) -> Result:
             f"no result of `mlagen bench`: {where + ': ' if where else ''}{first['msg']}",
             path=str(path),
             code="not-a-result",
-            hint="give a file that `mlagen bench --out` wrote",
+            hint="give a file that this version's `mlagen bench --out` wrote",
         ) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .bench_attention import Attention, AttentionCell, geometric_mean
+from .bench_attention import Attention, Drawn, by_shape, geometric_mean
 from .bench_stats import spread, thousands
 
 
@@ -23,28 +23,27 @@ def summary(measured: Sequence[tuple[str, str, Attention]]) -> list[str]:
     """
     rows = []
     for version, backend, found in measured:
-        large = [cell for cell in found.cells if cell.large and cell.backend == backend]
-        kinds = list(dict.fromkeys(cell.kind for cell in large))
-        for heads, tokens in dict.fromkeys((cell.heads, cell.tokens) for cell in large):
-            about = [c for c in large if (c.heads, c.tokens) == (heads, tokens)]
-            means = [_mean(found, [c for c in about if c.kind == kind]) for kind in kinds]
-            rows.append([version, f"{heads} x {tokens}", *means, _mean(found, about)])
+        every = [one for one in by_shape(found.cells) if one.shape.backend == backend]
+        large = [one for one in every if one.shape.large]
+        kinds = list(dict.fromkeys(one.shape.kind for one in large))
+        for heads, tokens in dict.fromkeys((d.shape.heads, d.shape.tokens) for d in large):
+            about = [d for d in large if (d.shape.heads, d.shape.tokens) == (heads, tokens)]
+            means = [_mean([d for d in about if d.shape.kind == kind]) for kind in kinds]
+            rows.append([version, f"{heads} x {tokens}", *means, _mean(about)])
     if not rows:
         return []
     title = (
         "Attention of a forward whose graph plans itself, that plan included, to the same by "
-        "FlashInfer's schedule planned beforehand; geometric means over batch 64 and more, 4k "
-        "tokens and more:"
+        "FlashInfer's schedule planned beforehand; geometric means over the draws of each shape, "
+        "then over batch 64 and more, 4k tokens and more:"
     )
     kinds = list(dict.fromkeys(c.kind for _, _, found in measured for c in found.cells if c.large))
     parts = [title, table(["FlashInfer", "heads x tokens", *kinds, "all"], rows)]
     return [*parts, *_kernels(measured)]
 
 
-def _mean(found: Attention, cells: Sequence[AttentionCell]) -> str:
-    if not cells:
-        return ""
-    return f"{geometric_mean(spread(c.ratios(found.layers)).median for c in cells):.3f}"
+def _mean(shapes: Sequence[Drawn]) -> str:
+    return f"{geometric_mean(one.ratio for one in shapes):.3f}" if shapes else ""
 
 
 def _kernels(measured: Sequence[tuple[str, str, Attention]]) -> list[str]:
@@ -70,26 +69,40 @@ def _kernels(measured: Sequence[tuple[str, str, Attention]]) -> list[str]:
 
 
 def figures(found: Attention) -> list[str]:
-    """Every case."""
-    rows = [
-        [
-            f"{cell.heads} x {cell.tokens}",
-            str(cell.batch),
-            thousands(cell.length),
-            cell.kind,
-            cell.backend,
-            spread(cell.stock).text(1),
-            spread(cell.mlagen).text(1),
-            f"{cell.plan_us:.1f}",
-            spread(cell.ratios(found.layers)).text(3) + ("" if cell.same else " **other bits**"),
-        ]
-        for cell in found.cells
-    ]
+    """Every shape."""
+    rows = [_row(drawn) for drawn in by_shape(found.cells)]
     if not rows:
         return []
     head = [
         *("heads x tokens", "batch", "tokens", "lengths", "back end"),
-        *("FlashInfer's, µs a layer", "the GPU's, µs a layer", "plan, µs"),
-        f"ratio over {found.layers} layers, with the plan",
+        *("FlashInfer's, µs a layer", "the GPU's with the plan, µs a layer", "plan, µs", "ratio"),
     ]
-    return ["Attention, median (p10-p90):", table(head, rows)]
+    title = (
+        f"Attention of {found.layers} layers, medians: geometric mean over the draws of the "
+        "lengths (lowest and highest draw):"
+    )
+    return [title, table(head, rows)]
+
+
+def _row(drawn: Drawn) -> list[str]:
+    shape, cells = drawn.shape, drawn.cells
+    bits = "" if all(cell.same for cell in cells) else " **other bits**"
+    return [
+        f"{shape.heads} x {shape.tokens}",
+        str(shape.batch),
+        thousands(shape.length),
+        shape.kind,
+        shape.backend,
+        _over_draws([spread(cell.stock).median for cell in cells], 1),
+        _over_draws([spread(cell.mlagen).median for cell in cells], 1),
+        _over_draws([cell.plan_us for cell in cells], 1),
+        _over_draws([cell.ratio for cell in cells], 3) + bits,
+    ]
+
+
+def _over_draws(values: Sequence[float], digits: int) -> str:
+    """Such as `0.812 (0.790-0.840)`; of one draw its value alone."""
+    mean = f"{geometric_mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ({min(values):.{digits}f}-{max(values):.{digits}f})"

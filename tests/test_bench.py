@@ -431,8 +431,13 @@ def with_device(**changed: float) -> dict[str, Any]:
     return content
 
 
+#: What three draws take of FlashInfer's time, to their geometric mean.
+OF_DRAWS = (1.0, 1.04, 1 / 1.04)
+
+
 def attention(version: str = "0.7.2", **changed: Any) -> dict[str, Any]:
     """A file of the part `attention`; `changed` in all cells."""
+    means = {"equal": 88.0, "one long": 88.0}
     cells = [
         {
             "kind": kind,
@@ -441,16 +446,18 @@ def attention(version: str = "0.7.2", **changed: Any) -> dict[str, Any]:
             "batch": batch,
             "length": length,
             "backend": "fa3",
+            "draw": draw,
             "sum": batch * length,
             "same": True,
             "plan_us": 6.1,
-            "stock": [100.0] * 4,
-            "mlagen": [88.0 if kind in ("equal", "one long") else 80.0] * 4,
+            "stock": [100.0] * 5,
+            "mlagen": [means.get(kind, 80.0) * OF_DRAWS[draw]] * 5,
             **changed,
         }
         for kind in ("geometric", "log-normal", "uniform", "one long", "equal")
         for heads, tokens in ((16, 1), (128, 3))
         for batch, length in ((16, 1024), (64, 4096))
+        for draw in range(1 if kind == "equal" else 3)
     ]
     kernel = [
         {"tiles": tiles, "thorough": thorough, "us": [4.0 + tiles / 200] * 4}
@@ -463,8 +470,8 @@ def attention(version: str = "0.7.2", **changed: Any) -> dict[str, Any]:
         "stock": [[[0, 0, 4096], [1, 0, 2048]], [[2, 0, 512]]],
         "mlagen": [[[0, 0, 4096]], [[1, 0, 2048], [2, 0, 512]]],
     }
-    part = {"layers": 61, "cells": cells, "kernel": kernel, "schedule": schedule, "left_out": []}
-    return {**result(version), "plan": None, "loop": None, "attention": part}
+    part = {"version": 2, "layers": 61, "cells": cells, "kernel": kernel, "schedule": schedule}
+    return {**result(version), "plan": None, "loop": None, "attention": {**part, "left_out": []}}
 
 
 def verdict_of(content: dict[str, Any], folder: Path, says: str) -> str:
@@ -496,22 +503,101 @@ def test_what_is_asked_of_the_loop_follows_from_the_attention(tmp_path: Path) ->
 def test_bars_of_attention(tmp_path: Path) -> None:
     (found,) = read(tmp_path, attention())
     assert verdicts(bars(found)) == ["met"] * 7
-    assert bars(found)[1].worst.startswith("0.881 (one long, 16 heads x 1, batch 16, 1k")
+    worst = [bar.worst for bar in bars(found)]
+    assert worst[0] == "52 of 52 draws"
+    assert worst[1] == "0.915 (one long, 16 heads x 1, batch 16, 1k, fa3, draw 1)"
+    assert worst[2].startswith("0.800, highest draw 0.832 (")
+    assert worst[2].endswith(", 16 heads x 1, batch 64, 4k, fa3)")
+    assert worst[4] == "0.831 (10 shapes)"
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"same": False}, "bits of FlashInfer's"),
-        ({"mlagen": [103.0] * 4}, "at most 1.02 of FlashInfer's"),
-        ({"mlagen": [86.0] * 4}, "16 heads"),
-        ({"mlagen": [92.0] * 4}, "128 heads"),
-        ({"mlagen": [86.0] * 4}, "geometric mean"),
+        ({"mlagen": [103.0] * 5}, "at most 1.02 of FlashInfer's"),
+        ({"mlagen": [86.0] * 5}, "16 heads"),
+        ({"mlagen": [92.0] * 5}, "128 heads"),
+        ({"mlagen": [86.0] * 5}, "geometric mean"),
         ({"plan_us": 80.0}, "thorough plan"),
     ],
 )
 def test_bars_of_attention_can_be_missed(tmp_path: Path, changed: Any, says: str) -> None:
     assert verdict_of(attention(**changed), tmp_path, says) == "missed"
+
+
+def one_draw(content: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """With that in one draw of one of the cells that bars are about."""
+    place = {"kind": "geometric", "heads": 16, "batch": 64, "draw": 1}
+    (cell,) = (c for c in content["attention"]["cells"] if place.items() <= c.items())
+    cell.update(changed)
+    return content
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"same": False}, "bits of FlashInfer's"),
+        ({"mlagen": [103.0] * 5}, "at most 1.02 of FlashInfer's"),
+        ({"plan_us": 80.0}, "thorough plan"),
+    ],
+)
+def test_each_draw_is_held_to_what_is_asked_anywhere(
+    tmp_path: Path, changed: Any, says: str
+) -> None:
+    (found,) = read(tmp_path, one_draw(attention(), **changed))
+    (bar,) = (bar for bar in bars(found) if bar.verdict == "missed" and says in bar.asked)
+    assert "geometric, 16 heads x 1, batch 64, 4k, fa3, draw 1" in bar.worst
+
+
+def test_a_shape_is_held_to_the_mean_of_its_draws(tmp_path: Path) -> None:
+    """0.80, 0.769 and what is given here, of 0.84 at most."""
+    says = "at most 0.84"
+    assert verdict_of(one_draw(attention(), mlagen=[95.0] * 5), tmp_path, says) == "met"
+    content = one_draw(attention(), mlagen=[97.0] * 5)
+    (found,) = read(tmp_path, content)
+    (bar,) = (bar for bar in bars(found) if says in bar.asked)
+    assert bar.verdict == "missed"
+    assert bar.worst.startswith("0.842, highest draw 0.970 (geometric, 16 heads x 1, batch 64")
+    # A round in which that draw was fast: it may be as fast as that.
+    noisy = one_draw(attention(), mlagen=[97.0] * 4 + [90.0])
+    assert verdict_of(noisy, tmp_path, says) == "within noise"
+
+
+def test_a_shape_counts_once_in_the_mean(tmp_path: Path) -> None:
+    """However often it was drawn: equal lengths were once."""
+    content = attention()
+    for cell in content["attention"]["cells"]:
+        cell["mlagen"] = [(100.0 if cell["kind"] == "equal" else 81.0)] * 5
+    (found,) = read(tmp_path, content)
+    (bar,) = (bar for bar in bars(found) if "in the geometric mean" in bar.asked)
+    assert bar.worst == f"{0.81**0.8:.3f} (10 shapes)"
+
+
+def test_the_plan_is_in_the_time_of_ours(tmp_path: Path) -> None:
+    """Nothing is added to it, however long the plan alone is."""
+    for plan_us in (1.0, 500.0):
+        (found,) = read(tmp_path, attention(plan_us=plan_us, mlagen=[75.0] * 5))
+        assert found.attention is not None
+        cell = found.attention.cells[0]
+        assert cell.ratios == [0.75] * 5
+        assert cell.plan_parts(61) == [pytest.approx(plan_us / (61 * 75.0))] * 5
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_attention_of_another_version_is_refused(tmp_path: Path, version: int | None) -> None:
+    """Before versions, the plan was not in the time of ours, and no cell had a draw."""
+    content = attention()
+    del content["attention"]["version"]
+    for cell in content["attention"]["cells"]:
+        del cell["draw"]
+    if version is not None:
+        content["attention"]["version"] = version
+    paths = written(tmp_path, result(), content)
+    says = rf"attention.version: figures of version {version or 1}, .* measure the part again"
+    with pytest.raises(UsageError, match=says) as caught:
+        read_results(paths)
+    assert caught.value.problems[0].path == str(paths[1])
 
 
 @pytest.mark.parametrize("tiles", [16, 64, 256, 1024])
@@ -578,14 +664,18 @@ def test_all_that_the_gpu_plans_is_told(tmp_path: Path) -> None:
     assert "| 60 / 60 | 30 / 30 | 140 / 140 |" in text
     assert "|  |  | 140 / 140 |" in text  # what older results have not
     assert "| 0.7.2 | 64 | 16k | 0.60 | 0.800 | 20.0 | 21.0 | 23.5 | 1.119 (1.119-1.119) |" in text
-    assert "| 0.7.2 | 16 x 1 | 0.801 | 0.801 | 0.801 | 0.881 | 0.881 | 0.832 |" in text
+    assert "| 0.7.2 | 16 x 1 | 0.800 | 0.800 | 0.800 | 0.880 | 0.880 | 0.831 |" in text
     assert "| 0.7.2 | quick | 4.1 | 4.3 | 5.3 | 9.1 |" in text
     assert text.count("| 16 x 1 | 16 | 1k | ") == 5
+    drawn = "100.0 (100.0-100.0) | 80.0 (76.9-83.2) | 6.1 (6.1-6.1) | 0.800 (0.769-0.832) |"
+    assert f"| 16 x 1 | 16 | 1k | uniform | fa3 | {drawn}" in text
+    assert "| 16 x 1 | 16 | 1k | equal | fa3 | 100.0 | 88.0 | 6.1 | 0.880 |" in text
     ElementTree.fromstring(plot(found))
 
 
 def test_other_bits_are_marked(tmp_path: Path) -> None:
-    assert "**other bits**" in page(read(tmp_path, attention(same=False)), "x.svg")
+    text = page(read(tmp_path, one_draw(attention(), same=False)), "x.svg")
+    assert text.count("0.800 (0.769-0.832) **other bits** |") == text.count("**other bits**") == 1
 
 
 def test_a_schedule_is_drawn(tmp_path: Path) -> None:
@@ -617,8 +707,9 @@ def test_without_a_schedule_nothing_is_drawn(tmp_path: Path) -> None:
 def test_json_of_attention(tmp_path: Path) -> None:
     ran = run("--from", str(written(tmp_path, attention())[0]), "--json")
     (one,) = json.loads(ran.stdout)["results"]
-    assert len(one["attention"]) == 20
-    assert one["attention"][0]["ratio"]["median"] == pytest.approx(0.801, abs=1e-4)
+    assert len(one["attention"]) == 52
+    assert [cell["draw"] for cell in one["attention"][:4]] == [0, 1, 2, 0]
+    assert one["attention"][1]["ratio"]["median"] == pytest.approx(0.832)
     assert len(one["kernel"]) == 8
 
 

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import importlib
 import json
+import random
 import subprocess
 import sys
 import zlib
@@ -20,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from mlagen.codegen.bench import read_results
 from mlagen.codegen.gpu import PACKAGE
 from mlagen.codegen.render import render
 from mlagen.codegen.render_bench import DEVICE_PACKAGE, MODULES, SCRIPT, bench_files, on_device
@@ -271,7 +273,7 @@ def _make_small(modules: dict[str, ModuleType], gpu: Any, patch: pytest.MonkeyPa
     attention = modules["attention"]
     patch.setattr(cost, "PAGES", 97)
     patch.setattr(attention, "PAGES", 4096)
-    patch.setattr(attention, "RUN", 2)
+    patch.setattr(attention, "LAYERS", 2)
     for name, value in (("LAYERS", 3), ("POOLS", 2), ("HIDDEN", 8), ("WIDTH", 128)):
         patch.setattr(loop, name, value)
     for name, value in (("MOST_STEPS", 12), ("HOST_NANOSECONDS", 1000), ("BLOCK_SECONDS", 0.0)):
@@ -402,6 +404,7 @@ def test_attention_is_measured_by_both_schedules(
         cases = [
             *(part.Case(kind, 16, tokens, 3, 16) for kind in part.KINDS for tokens in (1, 3)),
             part.Case("equal", 128, 3, 3, 16),
+            *(part.Case("geometric", 16, 1, 3, 16, draw=number) for number in (1, 2)),
             *(part.KernelCase(16, thorough) for thorough in (False, True)),
         ]
         monkeypatch.setattr(part, "cases_of", lambda quick: cases)
@@ -425,15 +428,92 @@ def test_attention_is_measured_by_both_schedules(
     assert found["complete"]
     assert "plan" not in found
     cells = found["attention"]["cells"]
-    assert len(cells) == 11
+    assert len(cells) == 13
+    assert [cell["draw"] for cell in cells] == [0] * 11 + [1, 2]
     assert {cell["same"] for cell in cells} == {right}
-    assert all(len(cell["stock"]) == len(cell["mlagen"]) == 4 for cell in cells)
+    # A forward of 100 microseconds, however many a round, and the plan is in it.
+    assert all(cell["stock"] == cell["mlagen"] == [50.0] * 5 for cell in cells)
     assert [(one["tiles"], one["thorough"]) for one in found["attention"]["kernel"]] == [
         (16, False),
         (16, True),
     ]
     schedule = found["attention"]["schedule"]
     assert schedule["stock"] == schedule["mlagen"] == [[[0, 0, 1]]]
+    assert (schedule["kind"], schedule["draw"]) == ("geometric", 0)
+    (read,) = read_results([out])
+    assert read.attention is not None
+    assert len(read.attention.cells) == 13
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(1, 16), (3, 128)])
+def test_a_graph_holds_the_whole_forward(
+    tokens: int, heads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All layers, by either schedule; ours plans once."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        part = host.attention
+        monkeypatch.setattr(part, "PAGES", 1 << 17)
+        setup = part.Setup(part.Pool(), part.Case("equal", heads, tokens, 3, 16))
+        counted = {"run": 0, "launch": 0}
+
+        def counting(owner: Any, name: str) -> None:
+            call = getattr(owner, name)
+
+            def count(*given: Any, **named: Any) -> Any:
+                counted[name] += 1
+                return call(*given, **named)
+
+            monkeypatch.setattr(owner, name, count)
+
+        counting(host.fi.wrapper_class, "run")
+        counting(host.bench_support.device_plans.MlagenDevicePlan, "launch")
+        monkeypatch.setattr(part, "LAYERS", 61)
+        setup.graph.replay()
+        assert counted == {"run": 61, "launch": 0}
+        setup.our_graph.replay()
+        assert counted == {"run": 122, "launch": 1}
+
+
+def test_replays_fill_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short forwards many times, long ones once; and no forward but those, and the two that are
+    compared. Who is first in a round alternates."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        part = host.attention
+        monkeypatch.setattr(part, "PAGES", 1 << 17)
+        monkeypatch.setattr(part, "_schedule", lambda wrapper, tokens: [])
+        case = part.Case("geometric", 16, 1, 3, 16)
+        setup = part.Setup(part.Pool(), case)
+        names = {id(setup.graph): "stock", id(setup.our_graph): "ours"}
+        for taken, replays in ((50.0, 30), (400.0, 25), (6000.0, 2), (50_000.0, 1)):
+            asked: list[tuple[str, int]] = []
+
+            def told(graph: Any, count: int, asked: Any = asked, taken: float = taken) -> float:
+                if id(graph) in names:
+                    asked.append((names[id(graph)], count))
+                graph.replay()
+                return taken
+
+            monkeypatch.setattr(part, "microseconds", told)
+            found, _ = part.measured(setup, case)
+            turns = ["ours", "stock", "stock", "ours", "ours", "stock"]
+            turns += ["stock", "ours", "ours", "stock"]
+            assert asked == [("ours", 1), *((name, replays) for name in turns)]
+            assert found["mlagen"] == [taken / 2] * 5
+
+
+def test_first_draws_are_those_of_older_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        part = host.attention
+        monkeypatch.setattr(part, "PAGES", 1 << 22)
+        case = part.Case("geometric", 16, 3, 64, 4096)
+        drawn = [part.lengths_of(replace(case, draw=number)) for number in range(3)]
+        random.seed("geometric 64 4096 16 3")
+        assert drawn[0] == part.draw("geometric", 64, 4096)
+        random.seed("geometric 64 4096 16 3 2")
+        assert drawn[2] == part.draw("geometric", 64, 4096)
+        assert len({tuple(lengths) for lengths in drawn}) == 3
 
 
 def test_a_schedule_is_read_from_the_workspace(
@@ -459,9 +539,20 @@ def test_cases_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         cases = host.attention.cases_of(False)
         kinds = [case for case in cases if isinstance(case, host.attention.Case)]
         assert all(case.batch * case.length < 1 << 22 for case in kinds)
-        assert len({str(case) for case in cases}) == len(cases) == 165 + 8 + 2
-        barred = [case.batch >= 64 and case.length >= 4096 for case in kinds]
-        assert barred.index(False) == sum(barred[:-2])
+        uneven = 165 * 4 // 5
+        assert len({str(case) for case in cases}) == len(cases) == 33 + 3 * uneven + 8 + 3 * 2
+        assert all(case.draw == 0 for case in kinds if case.kind == "equal")
+        # Bars, the kernel, the rest; then the other draws.
+        order = [
+            (case.draw > 0, 0 if case.batch >= 64 and case.length >= 4096 else 2)
+            if isinstance(case, host.attention.Case)
+            else (False, 1)
+            for case in cases[:-6]
+        ]
+        assert order == sorted(order)
+        assert order.count((True, 0)) * 5 == order.count((False, 0)) * 8
+        assert {case.backend for case in kinds[-6:]} == {"fa2"}
+        assert not any(case.draw for case in host.attention.cases_of(True))
         for kind in host.attention.KINDS:
             lengths = host.attention.draw(kind, 64, 1024)
             assert len(lengths) == 64
