@@ -10,9 +10,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 from .bench_attention import Attention, attention_bars
 from .bench_stats import (
@@ -23,11 +23,14 @@ from .bench_stats import (
     at_most,
     bar_of,
     differences,
+    known,
     ratios,
     thousands,
 )
 from .errors import usage
 
+#: Of what the figures of plans mean; the script's is the same.
+VERSION: Final = 2
 #: Contenders by their names in the files, in the order of the tables.
 CONTENDERS: Final[Mapping[str, str]] = {
     "stock": "FlashInfer's",
@@ -59,7 +62,9 @@ class Cell(Data):
 
     Attributes:
         idle, busy: microseconds on the host by contender, a value a round; in the same round for
-            all of them.
+            all of them. Of the plan: page numbers are there.
+        arrays_idle, arrays_busy: likewise, of the arrays that the index kernel is given, which
+            makes the page numbers.
         outlasted: by contender, of how many plans the busy GPU was still busy when they returned.
         waits: by contender, waits for the GPU that PyTorch tells of.
     """
@@ -68,12 +73,19 @@ class Cell(Data):
     length: int
     idle: Samples
     busy: Samples
+    arrays_idle: Samples
+    arrays_busy: Samples
     outlasted: Mapping[str, int]
     waits: Mapping[str, int]
 
     def samples(self, condition: Condition) -> Samples:
         """Microseconds by contender."""
         return self.idle if condition == "idle" else self.busy
+
+    def whole(self, condition: Condition, name: str) -> list[float]:
+        """Microseconds of a contender's plan and of those arrays, round by round."""
+        arrays = self.arrays_idle if condition == "idle" else self.arrays_busy
+        return [sum(both) for both in zip(self.samples(condition)[name], arrays[name], strict=True)]
 
     def __str__(self) -> str:
         return f"batch {self.batch}, {thousands(self.length)}"
@@ -94,6 +106,8 @@ class Moved(Data):
 class Plans(Data):
     """What plans cost. `busy_ms`: of the work queued before each busy plan."""
 
+    # First, so that of an older file's errors this one is told.
+    version: Annotated[int, AfterValidator(known(VERSION)), Field(validate_default=True)] = 1
     busy_ms: float
     tokens: int
     heads: int

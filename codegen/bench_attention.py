@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
 from .bench_stats import (
     Bar,
@@ -19,6 +18,7 @@ from .bench_stats import (
     at_most,
     bar_of,
     interval,
+    known,
     ratios,
     spread,
     thousands,
@@ -155,22 +155,11 @@ class Schedule(Shape):
     mlagen: tuple[Items, ...]
 
 
-def _known(version: int) -> int:
-    if version != VERSION:
-        raise PydanticCustomError(
-            "version",
-            "figures of version {found}, which mean something else than those of {known}; measure "
-            "the part again",
-            {"found": version, "known": VERSION},
-        )
-    return version
-
-
 class Attention(Data):
     """The part's results. `layers`: how many a forward has; all of them were run."""
 
     # First, so that of an older file's errors this one is told.
-    version: Annotated[int, AfterValidator(_known), Field(validate_default=True)] = 1
+    version: Annotated[int, AfterValidator(known(VERSION)), Field(validate_default=True)] = 1
     layers: int
     cells: tuple[AttentionCell, ...]
     kernel: tuple[Kernel, ...] = ()

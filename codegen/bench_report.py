@@ -17,6 +17,7 @@ from .bench import (
     CONTENDERS,
     DEVICE,
     END_TO_END,
+    FLOOR,
     FOCUS,
     LIMIT,
     OURS,
@@ -142,11 +143,14 @@ def _idle_and_busy(cell: Cell, name: str) -> str:
 
 
 def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> list[str]:
-    """Waits, and bytes moved, of a plan at one batch size."""
+    """The time with what the index kernel is given, waits and bytes moved, of a plan at one batch
+    size."""
     rows = []
     for result, plan in measured:
         cell = _focus(plan)
         moved = {row.contender: row for row in plan.bytes if row.batch == cell.batch}
+        whole = [_whole(cell, name) for name in names]
+        rows.append([result.flashinfer, "µs with the index kernel's arrays", *whole])
         waits = [_waits(plan, cell.batch, name) for name in names]
         rows.append([result.flashinfer, "waits for the GPU", *waits])
         if moved:
@@ -155,6 +159,12 @@ def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> li
     title = f"Of one plan at batch {FOCUS}:"
     head = ["FlashInfer", "", *(CONTENDERS[name] for name in names)]
     return [title, table(head, rows)]
+
+
+def _whole(cell: Cell, name: str) -> str:
+    if name not in cell.idle or name == FLOOR:
+        return ""
+    return " / ".join(f"{spread(cell.whole(c, name)).median:.0f}" for c in CONDITIONS)
 
 
 def _waits(plan: Plans, batch: int, name: str) -> str:
@@ -399,24 +409,28 @@ _METHOD = f"""\
 
 **A plan**: that of target-verify, 3 tokens a request, 16 heads (DeepSeek-R1 under TP 8), bf16,
 lengths drawn within a quarter of the mean. The time is the host's, from host lengths in hand to the
-return of the plan, with the arrays that it needs built. *Idle*: the GPU has nothing to do. *Busy*:
-some 4 ms of work are queued before. *Waits* are those that PyTorch's sync debug mode tells of.
+return of the plan, with the arrays that it needs built. Between the two SGLang launches its index
+kernel, which makes the page numbers; the arrays on the GPU that it is given are counted apart, as
+they are no part of the plan. *Idle*: the GPU has nothing to do. *Busy*: some 4 ms of work are
+queued before. *Waits* are those that PyTorch's sync debug mode tells of.
 *Bytes* are those of copies between host and GPU in a trace of PyTorch's profiler; `≥` marks sizes
 that the planner itself tells, where no trace was to be had. Copies within the GPU or the host are
 not counted.
 
-- **FlashInfer's**: `plan()` with arrays on the device, called as SGLang does before 0.5.18.
+- **FlashInfer's**: `plan()` with arrays on the device, called as SGLang does before 0.5.18. The
+  index kernel's arrays are made anew for each pass, by five launches and a host sum of lengths, and
+  its page numbers are copied into the captured buffer by the plan; so with the next two.
 - **FlashInfer's, host arrays**: the same with pinned host arrays.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
-- **mlagen's**: the rendered functions, called as a patched SGLang calls them.
+- **mlagen's**: the rendered functions, called as a patched SGLang calls them. The index kernel
+  fills the captured buffer in place, by two small kernels' lengths; nothing is copied.
 - **device, launched**: a captured graph is planned by a kernel on the GPU (`planner: device`),
-  which is launched before the replay. Counted is the host's time for the request and that launch,
-  and, as for all others but the planner alone, a copy of the page numbers to the bound buffer. It
-  stands for SGLang's index kernel, which a patched SGLang has write there: a launch as well. The
-  lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans.
-- **device, in the graph**: the kernel is recorded in the graph. Counted are the request, KV lengths
-  and kv_indptr for that index kernel (two small kernels), and the same copy.
+  which is launched before the replay. Counted is the host's time for the request and that launch.
+  The lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans. Page
+  numbers are filled in place.
+- **device, in the graph**: the kernel is recorded in the graph, and the request is all that is
+  left. The index kernel's lengths are made by the two small kernels.
 - **planner alone**: `wrapper._cached_module.plan(*nine)` as the release exposes it, its arrays made
   before. Up to 0.6.18 it queues the copy to the device itself; from 0.7.0 it is the method of
   FlashInfer's staging proxy, with its copy through fresh pinned memory.
@@ -425,7 +439,8 @@ not counted.
 layers over 4 KV pools in turn with matrix products between them; the accepted tokens' copy to the
 host; an eager draft-extend; 1 ms of the host's own work. The products are sized until verify's
 attention has the share of a step's GPU time that is asked for, 0.6 or 0.3; the share measured is
-told. Draft steps of *stock* are planned by SGLang's decode plan, as SGLang has always done.
+told. Draft steps of *stock* are planned by SGLang's decode plan, as SGLang has always done. Index
+kernels are graphs that all contenders share here, and every plan of verify copies the page numbers.
 
 - *ahead*: the host plans step k+1 when it has the result of step k-1. It takes what step k accepts
   as known, so that plans are right; SGLang cannot yet. SGLang's plans share one pinned buffer with
@@ -448,7 +463,8 @@ plans it in the graph, to the same by FlashInfer's schedule, planned before anyt
 subtracted or scaled. Microseconds a layer are a 61st of a forward, the GPU's with its plan. The
 plan's own time, for the bar about it, is that of a graph of 20 of them. Queries, lengths and pages
 are the same, the two take turns in 5 rounds, and the bits of their outputs are compared in each
-draw. Every token has a page of its own (4 Mi pages): shared ones would be read from the L2 cache.
+draw. Every token has a page of its own (4 Mi pages), and layers read up to 16 caches in turn: what
+is shared would be read from the L2 cache.
 
 Lengths: *uniform* from half the mean to three halves, *geometric* and *log-normal* (sigma 1) up to
 8 times the mean, *one long* (4 times the mean among requests of an eighth of it), *equal*. All but

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
 
 #: Standard deviations: how sure a difference has to be before a bar counts as missed.
 _SURE: Final = 3.0
@@ -21,6 +22,22 @@ class Data(BaseModel):
     """Part of a results file. What it does not know it leaves alone: newer scripts may add."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+def known(version: int) -> Callable[[int], int]:
+    """A validator of what a part's figures mean: ValidationError for another version of it."""
+
+    def check(found: int) -> int:
+        if found != version:
+            raise PydanticCustomError(
+                "version",
+                "figures of version {found}, which mean something else than those of {known}; "
+                "measure the part again",
+                {"found": found, "known": version},
+            )
+        return found
+
+    return check
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from .render import MIRRORS, Rendered, context_of, environment, identifiers
 from .resolve import SERVED, by_slot, names_of, slots_of
-from .spec import Variant, device_variants
+from .spec import Variant, device_variants, filled_in_place
 
 FOLDER = "tests"
 #: What a replay's bound buffers must hold after it: buffer by name, and the field of the tests'
@@ -80,6 +80,7 @@ def _test_file(variant: Variant, context: Mapping[str, Any], modules: Mapping[st
         "names": names_of(variant),
         "when": _served(variant),
         "on_device": variant.planner == "device",
+        "in_place": filled_in_place(variant),
         "buffers": [(name, buffer, _TRUTH[name]) for name, buffer, _ in MIRRORS],
     }
     body = _render(f"tests/{_template_of(variant)}.jinja", scope)

@@ -20,6 +20,8 @@ from mlagen.codegen.bench_stats import Bar, interval, spread
 from mlagen.codegen.errors import GeneratedTestsFailed, UsageError
 
 PLANS = {"stock": 300.0, "host-arrays": 220.0, "upstream": 190.0, "mlagen": 170.0, "floor": 140.0}
+#: Of what the index kernel is given; the planner alone is given nothing.
+ARRAYS = {"stock": 60.0, "host-arrays": 50.0, "upstream": 40.0, "mlagen": 20.0, "floor": 0.1}
 RATES = {"stock": 70.0, "upstream": 80.0, "mlagen": 84.0, "none": 85.0}
 
 
@@ -40,6 +42,8 @@ def result(version: str = "0.7.2", **changed: float) -> dict[str, Any]:
             "rounds": 60,
             "idle": samples(PLANS, 60, **plans),
             "busy": samples({**PLANS, "stock": 4300.0}, 60, **plans),
+            "arrays_idle": samples(ARRAYS, 60),
+            "arrays_busy": samples(ARRAYS, 60, mlagen=30.0),
             "outlasted": {**dict.fromkeys(PLANS, 60), "stock": 0},
             "waits": {**dict.fromkeys(PLANS, 0), "stock": 10},
         }
@@ -74,6 +78,7 @@ def result(version: str = "0.7.2", **changed: float) -> dict[str, Any]:
         }
         for mode in ("ahead", "fenced")
     ]
+    plan = {"version": 2, "busy_ms": 4.0, "tokens": 3, "heads": 16, "cells": cells, "bytes": moved}
     loop = {"layers": 61, "host_ms": 1.0, "draft_steps": 2, "tokens": 3, "settings": settings}
     return {
         "kind": "mlagen-bench",
@@ -89,7 +94,7 @@ def result(version: str = "0.7.2", **changed: float) -> dict[str, Any]:
         "quick": False,
         "complete": True,
         "seconds": 120.5,
-        "plan": {"busy_ms": 4.0, "tokens": 3, "heads": 16, "cells": cells, "bytes": moved},
+        "plan": plan,
         "loop": loop,
     }
 
@@ -148,6 +153,33 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_two_results_of_one_version(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a second result for FlashInfer"):
         read(tmp_path, result(), result())
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_plans_of_another_version_are_refused(tmp_path: Path, version: int | None) -> None:
+    """Before versions, the page numbers were copied within the plan, and no arrays were timed."""
+    content = result("0.6.18")
+    del content["plan"]["version"]
+    for cell in content["plan"]["cells"]:
+        del cell["arrays_idle"], cell["arrays_busy"]
+    if version is not None:
+        content["plan"]["version"] = version
+    paths = written(tmp_path, result(), content)
+    says = rf"plan.version: figures of version {version or 1}, .* measure the part again"
+    with pytest.raises(UsageError, match=says) as caught:
+        read_results(paths)
+    assert caught.value.problems[0].path == str(paths[1])
+    ran = run("--from", str(paths[0]), "--from", str(paths[1]))
+    assert ran.exit_code == 2
+    assert f"{paths[1]}: " in ran.stderr
+    assert "which mean something else than those of 2; measure the part again" in ran.stderr
+
+
+def test_plans_without_the_arrays_are_refused(tmp_path: Path) -> None:
+    content = result()
+    del content["plan"]["cells"][3]["arrays_busy"]
+    with pytest.raises(UsageError, match=r"plan\.cells\.3\.arrays_busy: Field required"):
+        read(tmp_path, content)
 
 
 # -- statistics ---------------------------------------------------------------------------------
@@ -233,10 +265,40 @@ def test_the_table_is_markdown_with_one_width(tmp_path: Path) -> None:
     for block in blocks:
         assert len({line.count("|") for line in block.splitlines()}) == 1
     assert "| 0.6.18 | 64 | 300 / 4300 | 220 / 220 | 190 / 190 | 170 / 170 | 140 / 140 |" in text
+    arrays = "| 0.6.18 | µs with the index kernel's arrays |"
+    assert f"{arrays} 360 / 4360 | 270 / 270 | 230 / 230 | 190 / 200 |  |\n" in text
+    assert "| 0.7.2 | µs with the index kernel's arrays | 360 / 4360 |" in text
     assert "| 0.6.18 | KiB to the GPU / back | 578.6 / 0.8 |" in text
     assert "1.200 (1.200-1.200)" in text  # ours to stock
     assert text.count("**missed**") == 1
     assert text.endswith("|\n")
+
+
+def test_arrays_are_added_round_by_round(tmp_path: Path) -> None:
+    """The median of the sums, which is not the sum of the medians."""
+    content = result()
+    for cell in content["plan"]["cells"]:
+        cell["idle"]["mlagen"] = [100.0, 200.0, 300.0] * 20
+        cell["arrays_idle"]["mlagen"] = [50.0, 10.0, 20.0] * 20
+        cell["busy"]["mlagen"] = [400.0, 500.0, 600.0] * 20
+        cell["arrays_busy"]["mlagen"] = [0.0, 300.0, 30.0] * 20
+    (found,) = read(tmp_path, content)
+    assert found.plan is not None
+    cell = found.plan.cells[0]
+    assert cell.whole("idle", "mlagen") == [150.0, 210.0, 320.0] * 20
+    assert cell.whole("busy", "mlagen") == [400.0, 800.0, 630.0] * 20
+    text = summary([found])
+    assert "kernel's arrays | 360 / 4360 | 270 / 270 | 230 / 230 | 210 / 630 |  |" in text
+    assert "| 0.7.2 | 64 | 300 / 4300 | 220 / 220 | 190 / 190 | 200 / 500 | 140 / 140 |" in text
+
+
+def test_bars_are_about_the_plan_without_the_arrays(tmp_path: Path) -> None:
+    content = result()
+    for cell in content["plan"]["cells"]:
+        for condition in ("arrays_idle", "arrays_busy"):
+            cell[condition]["mlagen"] = [1000.0] * 60
+    (found,) = read(tmp_path, content)
+    assert bars(found) == bars(read(tmp_path, result())[0])
 
 
 def test_broken_off_quick_and_wrong_runs_are_marked(tmp_path: Path) -> None:
@@ -406,6 +468,7 @@ def test_scripts_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
 # -- plans that the GPU makes -------------------------------------------------------------------
 
 DEVICE = {"device": 60.0, "device-graph": 30.0}
+DEVICE_ARRAYS = {"device": 2.0, "device-graph": 20.0}
 
 
 def with_device(**changed: float) -> dict[str, Any]:
@@ -414,6 +477,7 @@ def with_device(**changed: float) -> dict[str, Any]:
     for cell in content["plan"]["cells"]:
         for condition in ("idle", "busy"):
             cell[condition] |= samples({**DEVICE, **changed}, 60)
+            cell[f"arrays_{condition}"] |= samples(DEVICE_ARRAYS, 60)
         cell["outlasted"] |= dict.fromkeys(DEVICE, 60)
         cell["waits"] |= dict.fromkeys(DEVICE, 0)
     rates = {"upstream": 20.0, "mlagen": 21.0, "device": changed.get("rate", 23.5)}
@@ -662,7 +726,9 @@ def test_all_that_the_gpu_plans_is_told(tmp_path: Path) -> None:
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
     assert "| 60 / 60 | 30 / 30 | 140 / 140 |" in text
+    assert "| 190 / 200 | 62 / 62 | 50 / 50 |  |" in text  # with the index kernel's arrays
     assert "|  |  | 140 / 140 |" in text  # what older results have not
+    assert "| 190 / 200 |  |  |  |" in text
     assert "| 0.7.2 | 64 | 16k | 0.60 | 0.800 | 20.0 | 21.0 | 23.5 | 1.119 (1.119-1.119) |" in text
     assert "| 0.7.2 | 16 x 1 | 0.800 | 0.800 | 0.800 | 0.880 | 0.880 | 0.831 |" in text
     assert "| 0.7.2 | quick | 4.1 | 4.3 | 5.3 | 9.1 |" in text

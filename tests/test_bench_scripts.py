@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from mlagen.codegen.bench import read_results
+from mlagen.codegen.bench import VERSION, read_results
 from mlagen.codegen.gpu import PACKAGE
 from mlagen.codegen.render import render
 from mlagen.codegen.render_bench import DEVICE_PACKAGE, MODULES, SCRIPT, bench_files, on_device
@@ -31,6 +31,7 @@ torch = pytest.importorskip("torch")
 
 VERSIONS = ("0.6.18", "0.7.2", "0.7.4")
 BENCH = f"{PACKAGE}/bench/"
+FREE = 5 << 27  # bytes of GPU memory: two caches of the larger pools here
 
 
 @cache
@@ -249,6 +250,7 @@ def machine(version: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[S
     patch.syspath_prepend(str(here))
     for name in ("_sleep", "empty_cache", "set_sync_debug_mode"):
         patch.setattr(torch.cuda, name, lambda *args: None)
+    patch.setattr(torch.cuda, "mem_get_info", lambda: (FREE, 2 * FREE))
     # Long ones, with all that the other tests have left.
     for name in ("collect", "freeze"):
         patch.setattr(gc, name, lambda: None)
@@ -310,7 +312,7 @@ def test_a_run_measures_all_contenders(
     out = tmp_path / "result.json"
     with machine(version, tmp_path, monkeypatch) as host:
         monkeypatch.setattr(host.plan_cost, "_rounds", lambda batch, quick: 3)
-        monkeypatch.setattr(host.plan_cost, "_traced", lambda work: work())
+        monkeypatch.setattr(host.plan_cost, "_traced", lambda work: (work(), None)[1])
         setting = host.spec_loop.Setting
         settings = [setting(2, 8, 0.6, mode) for mode in ("ahead", "fenced")]
         settings.insert(0, setting(2, 8, 0.6, "ahead", uneven=True))
@@ -325,8 +327,10 @@ def test_a_run_measures_all_contenders(
     names = {"stock", "host-arrays", "upstream", "mlagen", "device", "device-graph", "floor"}
     assert [cell["batch"] for cell in result["plan"]["cells"]] == [1, 3]
     for cell in result["plan"]["cells"]:
-        assert set(cell["idle"]) == set(cell["busy"]) == names
-        assert all(len(values) == 3 for values in cell["busy"].values())
+        for condition in ("idle", "busy"):
+            for taken in (cell[condition], cell[f"arrays_{condition}"]):
+                assert set(taken) == names
+                assert all(len(values) == 3 for values in taken.values())
     assert {row["contender"] for row in result["plan"]["bytes"]} == names
     uneven, *even = result["loop"]["settings"]
     assert [found["mode"] for found in even] == ["ahead", "fenced"]
@@ -336,7 +340,121 @@ def test_a_run_measures_all_contenders(
         assert set(found["rates"]) == {"stock", "upstream", "mlagen", "none"}
     for found in (uneven, *even):
         assert found["wrong"] == dict.fromkeys(found["rates"], 0)
+    (read,) = read_results([out])
+    assert read.plan is not None
+    assert read.plan.version == VERSION
+    assert len(read.plan.cells) == 2
     assert SCRIPT.endswith("run.py")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_plans_in_place_leave_nothing_to_copy(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is said to fill the captured buffer in place leaves it as it is; all others' plans bring
+    the page numbers there. Twice, as a plan may leave another state behind for the next."""
+    with machine(version, tmp_path, monkeypatch) as host:
+        cell = host.plan_cost.Cell(3, 8)
+        cell.check()
+        not_in_place = {one.name for one in cell.contenders if not one.in_place}
+        assert not_in_place == {"stock", "host-arrays", "upstream"}
+        for _ in range(2):
+            for inputs in cell.draws:
+                cell.load(inputs)
+                for contender in cell.contenders:
+                    cell.kv_indices_buf.fill_(-1)
+                    host.plan_cost._plan(contender, cell.wrapper_of(contender), inputs)
+                    pages = inputs.kv_indices.tolist()
+                    found = cell.kv_indices_buf.tolist()
+                    expected = [] if contender.in_place else pages
+                    expected = expected + [-1] * (len(found) - len(expected))
+                    assert found == expected, contender.name
+
+
+def test_a_plan_in_place_needs_the_index_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing fills the captured buffer, outputs tell."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        cell = host.plan_cost.Cell(3, 8)
+        monkeypatch.setattr(cell, "fill", lambda inputs: None)
+        with pytest.raises(
+            host.bench_support.BenchmarkError, match=r"^mlagen, batch 3, 8 tokens: "
+        ):
+            cell.check()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_index_kernel_is_given_the_lengths_of_the_pass(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the GPU, by all contenders but the planner alone, whoever planned before; in the captured
+    buffers where it fills in place."""
+    with machine(version, tmp_path, monkeypatch) as host:
+        cell = host.plan_cost.Cell(3, 8)
+        cell.check()
+        for inputs in cell.draws:
+            cell.load(inputs)
+            for contender in cell.contenders:
+                wrapper = cell.wrapper_of(contender)
+                request = contender.request_verify(wrapper, inputs)
+                arrays = contender.arrays_verify(wrapper, inputs, request)
+                if contender is cell.floor:
+                    assert (request, arrays) == (None, None)
+                    continue
+                qo_indptr, kv_indptr, kv_indices = (
+                    (arrays.qo_indptr, arrays.kv_indptr, arrays.kv_indices)
+                    if contender.in_place
+                    else arrays
+                )
+                assert all(array.is_cuda for array in (qo_indptr, kv_indptr, kv_indices))
+                assert qo_indptr.tolist() == inputs.qo_indptr.tolist(), contender.name
+                assert kv_indptr.tolist() == inputs.kv_indptr.tolist(), contender.name
+                assert (kv_indices is cell.kv_indices_buf) is contender.in_place
+                if contender.in_place:
+                    assert arrays.kv_len.tolist() == inputs.kv_len.tolist()
+                else:
+                    assert kv_indices.numel() == inputs.kv_indices.numel()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_arrays_are_timed_apart(
+    busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that only the steps of a plan move on: 1 us the request, 20 the arrays and 300 the
+    rest, in that order; each step is given what those before it made."""
+    steps = {"request_verify": 1000, "arrays_verify": 20_000, "finish_verify": 300_000}
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        cell = host.plan_cost.Cell(3, 8)
+        cell.check()
+        asked: list[str] = []
+        made: list[Any] = []
+
+        def slow(contender: Any, step: str) -> None:
+            call = getattr(contender, step)
+
+            def taking(wrapper: Any, inputs: Any, *given: Any) -> Any:
+                if step == "request_verify":
+                    made.clear()
+                assert len(given) == len(made)
+                assert all(one is other for one, other in zip(given, made, strict=True))
+                asked.append(step)
+                made.append(call(wrapper, inputs, *given))
+                return made[-1]
+
+            monkeypatch.setattr(contender, step, taking)
+
+        for contender in cell.contenders:
+            for step in steps:
+                slow(contender, step)
+        clock = SimpleNamespace(perf_counter_ns=lambda: sum(steps[step] for step in asked))
+        monkeypatch.setattr(host.plan_cost, "time", clock)
+        found = host.plan_cost.time_plans(cell, 3, busy)
+        rounds = host.plan_cost.WARM_UP + 3
+    assert asked == list(steps) * len(cell.contenders) * 2 * rounds
+    assert set(found) == {contender.name for contender in cell.contenders}
+    for taken in found.values():
+        assert (taken["us"], taken["arrays"]) == ([301.0] * 3, [20.0] * 3)
 
 
 @pytest.mark.slow
@@ -363,6 +481,39 @@ def test_a_wrong_plan_is_not_published(
         monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--parts=loop"])
         assert host.run.main() == 3
     assert "wrong output, nothing is written: mlagen" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("broken", ["Ours", "Device", "Floor"])
+def test_a_wrong_plan_in_steps_is_not_published(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As plans are timed by themselves, of those that are in place: they copy nothing that could
+    tell, but the lengths are one too many."""
+    out = tmp_path / "result.json"
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        contender = getattr(host.contenders, broken)
+        if broken == "Floor":
+            prepare = contender.prepare
+
+            def longer(self: Any, wrapper: Any, inputs: Any, arrays: Any) -> None:
+                *others, kv_len = arrays
+                prepare(self, wrapper, inputs, (*others, kv_len + 1))
+
+            monkeypatch.setattr(contender, "prepare", longer)
+        else:
+            request = contender.request_verify
+
+            def request_longer(self: Any, wrapper: Any, inputs: Any) -> Any:
+                lens = {"seq_lens": inputs.seq_lens + 1, "lens": inputs.lens + 1}
+                return request(self, wrapper, replace(inputs, **lens))
+
+            monkeypatch.setattr(contender, "request_verify", request_longer)
+        asked = ["--parts=plan", "--batches=3", "--lengths=8"]
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
+        assert host.run.main() == 3
+        name = contender.name
+    assert f"wrong output, nothing is written: {name}, batch 3" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -472,6 +623,53 @@ def test_a_graph_holds_the_whole_forward(
         assert counted == {"run": 61, "launch": 0}
         setup.our_graph.replay()
         assert counted == {"run": 122, "launch": 1}
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_layers_take_the_caches_in_turn(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each forward from the first on, by either schedule, and both halves of a cache."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        part = host.attention
+        free = 3 * 2 * part.PAGES * (512 + 64) * 2
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, 2 * free))
+        pool = part.Pool()
+        assert len(pool.caches) == 3
+        setup = part.Setup(pool, part.Case("equal", 16, tokens, 3, 16))
+        places = {(id(ckv), id(kpe)): place for place, (ckv, kpe) in enumerate(pool.caches)}
+        read: list[int] = []
+        call = host.fi.wrapper_class.run
+
+        def run(wrapper: Any, query: Any, query_pe: Any, ckv: Any, kpe: Any, *, out: Any) -> None:
+            read.append(places[id(ckv), id(kpe)])
+            call(wrapper, query, query_pe, ckv, kpe, out=out)
+
+        monkeypatch.setattr(host.fi.wrapper_class, "run", run)
+        monkeypatch.setattr(part, "LAYERS", 7)
+        for graph in (setup.graph, setup.our_graph):
+            read.clear()
+            graph.replay()
+            assert read == [0, 1, 2, 0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("free", "count"),
+    [(0.0, 1), (1.0, 1), (3.9, 1), (4.0, 2), (9.9, 4), (31.9, 15), (32.0, 16), (1000.0, 16)],
+)
+def test_caches_take_half_of_the_free_memory(
+    free: float, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most; one there has to be, and more than 16 are not asked for. `free`: of a cache's
+    size."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        size = host.attention.PAGES * (512 + 64) * 2  # bf16
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free * size), 1 << 50))
+        caches = host.attention.Pool().caches
+        assert len(caches) == count
+        parts = [part for cache in caches for part in cache]
+        assert sum(part.numel() * part.element_size() for part in parts) == count * size
+        assert len({part.data_ptr() for part in parts}) == 2 * count
 
 
 def test_replays_fill_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,48 @@ def test_bound_buffers() -> None:
     assert bool((state._kv_len_arr_buf == -1).all())
 
 
+def plan_in_place(graph: Graph, seq_lens: list[int], batch: Batch) -> None:
+    """Plan a replay whose indices are filled in place, as SGLang's index kernel does."""
+    made = request(graph, None, on_host(seq_lens))
+    arrays = hooks.mlagen_bound_arrays(made, batch.kv_len_arr - made.added)
+    graph.write_indices(batch)
+    made.plan(made, arrays, graph.shape)
+
+
+def test_indices_may_be_filled_in_place() -> None:
+    setup = Setup(64, TOKENS, 16, True, BACKENDS[0])
+    graph = captured(setup)
+    for _ in range(8):
+        seq_lens, batch = draw(graph)
+        graph.poison()
+        with no_waits():
+            plan_in_place(graph, seq_lens, batch)
+        graph.graph.replay()
+        assert same_bits(graph.out, graph.stock_output(batch)), seq_lens
+        assert schedule_of(graph.wrapper) == graph.stock_schedule(batch), seq_lens
+    assert run_ahead(graph, plan_in_place) == []
+
+
+def test_arrays_for_the_index_kernel() -> None:
+    """Right before it runs; and what does not fit is refused before it writes."""
+    graph = captured(Setup(8, TOKENS, 16, True, BACKENDS[0]))
+    seq_lens, batch = draw(graph)
+    on_device = torch.tensor(seq_lens, device="cuda")
+    made = request(graph, None, on_host(seq_lens))
+    arrays = hooks.mlagen_bound_arrays(made, on_device)
+    state = planned(graph.wrapper)
+    assert arrays.kv_indices is state._kv_indices_buf
+    for name, buffer in (("qo_indptr", "_qo_indptr_buf"), ("kv_indptr", "_kv_indptr_buf")):
+        assert getattr(arrays, name).data_ptr() == getattr(state, buffer).data_ptr()
+        assert torch.equal(getattr(arrays, name), getattr(batch, name))
+    assert torch.equal(arrays.kv_len, batch.kv_len_arr)
+    assert arrays.kv_len.data_ptr() == state._kv_len_arr_buf.data_ptr()
+    longer = request(graph, None, on_host([3 * MOST_INDICES] + [1] * 7))
+    with pytest.raises(plans.MlagenPlanError, match="captured index buffer"):
+        hooks.mlagen_bound_arrays(longer, on_device + 1)
+    assert torch.equal(arrays.kv_len, batch.kv_len_arr)
+
+
 def test_absent_host_lengths_are_read_from_the_device() -> None:
     graph = captured(Setup(8, TOKENS, 16, True, BACKENDS[0]))
     seq_lens, batch = draw(graph)

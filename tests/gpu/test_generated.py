@@ -80,6 +80,27 @@ FAULTS = [
         id="stale pages",
     ),
     pytest.param(
+        PLANS,
+        "if arrays.kv_indices is not ",
+        "if arrays.kv_indices is ",
+        "verify and bound_buffers",
+        id="pages taken for filled in place",
+    ),
+    pytest.param(
+        HOOKS,
+        "request.added, out=bound.kv_len",
+        "0, out=bound.kv_len",
+        "verify and arrays_for_the_index_kernel",
+        id="the index kernel's lengths without the window",
+    ),
+    pytest.param(
+        HOOKS,
+        "    _mlagen_check_pages(request, bound.kv_indices)\n",
+        "",
+        "verify and arrays_for_the_index_kernel",
+        id="the index kernel writes too far",
+    ),
+    pytest.param(
         HOOKS,
         "    pages = request.kv_lens\n",
         "    pages = request.kv_lens.copy()\n",
@@ -140,6 +161,13 @@ DEVICE_FAULTS = [
         "item = cluster * turns + more",
         "draft and pieces",
         id="dealt in turns, onto each other",
+    ),
+    pytest.param(
+        PLANS,
+        "full_item = begin + items - 1",
+        "full_item = begin + items",
+        "verify and pieces",
+        id="a full piece behind its cluster's last place",
     ),
     pytest.param(
         PLANS,

@@ -10,7 +10,7 @@ little by which pieces grow shorter within a round.
 In *turns* no load is asked for at all: the rounds take every cluster, from the first to the last
 and back. Where a piece goes then follows from its rank alone.
 
-Either way a cluster begins with its short pieces: the full piece that it was dealt first comes last.
+Either way a cluster begins with its short pieces: a full piece, dealt first, comes last.
 
 Lengths are compared in steps, so that the tiles of one request, which read the same KV and differ
 by a token, stay together; pieces that compare equal keep the order of the requests.

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -231,6 +232,30 @@ def _runs_ahead(world: World, backends: Backends, mode: Mode) -> None:
 @pytest.mark.parametrize("mode", _modes() if RELEASE else [], ids=lambda mode: mode.name)
 def test_the_host_may_run_ahead(world: World, mode: Mode) -> None:
     _runs_ahead(world, world.patched, mode)
+
+
+def test_verify_indices_are_filled_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By SGLang's own index kernel; the plan finds nothing to copy."""
+    module = world.patched.module
+    right: Callable[..., Any] = module.mlagen_bound_arrays
+    given: list[Any] = []
+
+    def noted(*args: Any) -> Any:
+        given.append(right(*args))
+        return given[-1]
+
+    monkeypatch.setattr(module, "mlagen_bound_arrays", noted)
+    mode, rows = driving.VERIFY, 8
+    graph = Graph(world.patched, world.batches, mode, rows)
+    batch = mode.make(world.batches, _prefixes(rows, 1), rows)
+    expected = mode.expected(world.model, batch, graph.fresh_queries(batch))
+    graph.plan(batch)
+    outputs = graph.run(batch)
+    torch.cuda.synchronize()
+    assert _same(outputs, expected, batch)
+    (arrays,) = given
+    (buffer,) = graph.index_buffers
+    assert arrays.kv_indices is buffer
 
 
 # -- graphs that the GPU plans, of which the host is told no lengths -----------------------------

@@ -143,6 +143,12 @@ class Graph:
         """What plans each pass on the GPU; None for one that is planned on the host."""
         return [wrapper.mlagen_request.device for wrapper in self._wrappers]
 
+    @property
+    def index_buffers(self) -> list[Any]:
+        """The captured page numbers of each pass, as the wrapper holds them."""
+        held = [getattr(wrapper, "_planned_backend", wrapper) for wrapper in self._wrappers]
+        return [holder._kv_indices_buf for holder in held]
+
     def poison(self) -> None:
         """Overwrite what the kernels are told to do, so that no pass lives on an older plan."""
         for device in self.device_plans:
