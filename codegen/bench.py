@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from .bench_attention import Attention, attention_bars
 from .bench_stats import (
@@ -82,10 +82,26 @@ class Cell(Data):
         """Microseconds by contender."""
         return self.idle if condition == "idle" else self.busy
 
-    def whole(self, condition: Condition, name: str) -> list[float]:
-        """Microseconds of a contender's plan and of those arrays, round by round."""
-        arrays = self.arrays_idle if condition == "idle" else self.arrays_busy
-        return [sum(both) for both in zip(self.samples(condition)[name], arrays[name], strict=True)]
+    def arrays(self, condition: Condition) -> Samples:
+        """Microseconds of the index kernel's arrays by contender."""
+        return self.arrays_idle if condition == "idle" else self.arrays_busy
+
+    def whole(self, condition: Condition) -> Samples:
+        """Microseconds of plans and of those arrays by contender, round by round."""
+        return {
+            name: tuple(map(sum, zip(plans, self.arrays(condition)[name], strict=True)))
+            for name, plans in self.samples(condition).items()
+        }
+
+    @model_validator(mode="after")
+    def _a_value_a_round(self) -> Cell:
+        for condition in CONDITIONS:
+            plans, arrays = self.samples(condition), self.arrays(condition)
+            if {name: len(values) for name, values in plans.items()} != {
+                name: len(values) for name, values in arrays.items()
+            }:
+                raise ValueError(f"{condition} and arrays_{condition} differ in their rounds")
+        return self
 
     def __str__(self) -> str:
         return f"batch {self.batch}, {thousands(self.length)}"
@@ -315,6 +331,8 @@ def bars(result: Result) -> tuple[Bar, ...]:
             found += _plan_bar(result, f"{what} {costs}", focus, name, FLOOR, ALLOWANCE)
         asked = "no plan is slower than SGLang's"
         found += _plan_bar(result, asked, result.plan.cells, OURS, UPSTREAM, 0.0)
+        asked = "no plan and index arrays are slower than SGLang's"
+        found += _plan_bar(result, asked, result.plan.cells, OURS, UPSTREAM, 0.0, whole=True)
     if result.loop is not None:
         every = result.loop.settings
         ahead = [setting for setting in every if setting.mode == "ahead"]
@@ -336,14 +354,22 @@ _PLANS: Final[Mapping[str, str]] = {
 
 
 def _plan_bar(
-    result: Result, asked: str, cells: Iterable[Cell], name: str, other: str, most: float
+    result: Result,
+    asked: str,
+    cells: Iterable[Cell],
+    name: str,
+    other: str,
+    most: float,
+    *,
+    whole: bool = False,
 ) -> list[Bar]:
     """One contender's time less another's, in each cell, idle and busy: at most `most`
-    microseconds. Results of older scripts have not all contenders."""
+    microseconds. `whole`: with the index kernel's arrays. Results of older scripts have not all
+    contenders."""
     cases = []
     for cell in cells:
         for condition in CONDITIONS:
-            samples = cell.samples(condition)
+            samples = cell.whole(condition) if whole else cell.samples(condition)
             if name not in samples:
                 continue
             found = differences(samples[name], samples[other])

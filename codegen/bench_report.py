@@ -164,7 +164,7 @@ def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> li
 def _whole(cell: Cell, name: str) -> str:
     if name not in cell.idle or name == FLOOR:
         return ""
-    return " / ".join(f"{spread(cell.whole(c, name)).median:.0f}" for c in CONDITIONS)
+    return " / ".join(f"{spread(cell.whole(c)[name]).median:.0f}" for c in CONDITIONS)
 
 
 def _waits(plan: Plans, batch: int, name: str) -> str:
@@ -337,6 +337,7 @@ def _all_figures(result: Result) -> list[str]:
             parts.append(f"Host µs of a plan, GPU {condition}, median (p10-p90):")
             titles = [CONTENDERS[name] for name in names]
             parts.append(table(["batch", "tokens", *titles], rows))
+        parts += _index_arrays(result.plan)
         parts += _waits_and_bytes(result.plan)
     if result.loop is not None:
         parts += _rates([setting for setting in result.loop.settings if not setting.uneven])
@@ -351,6 +352,20 @@ def _all_figures(result: Result) -> list[str]:
     if left_out:
         parts.append("Left out for want of time: " + "; ".join(left_out) + ".")
     return parts
+
+
+def _index_arrays(plan: Plans) -> list[str]:
+    """What comes on top of plans for the index kernel."""
+    names = [name for name in _names(plan.cells) if name != FLOOR]
+    rows = []
+    for cell in sorted(plan.cells, key=lambda c: (c.length, c.batch)):
+        both = [
+            " / ".join(f"{spread(cell.arrays(c)[name]).median:.0f}" for c in CONDITIONS)
+            for name in names
+        ]
+        rows.append([str(cell.batch), thousands(cell.length), *both])
+    title = "Host µs of the arrays that the index kernel is given, GPU idle / busy (medians):"
+    return [title, table(["batch", "tokens", *(CONTENDERS[name] for name in names)], rows)]
 
 
 def _waits_and_bytes(plan: Plans) -> list[str]:
@@ -418,8 +433,8 @@ that the planner itself tells, where no trace was to be had. Copies within the G
 not counted.
 
 - **FlashInfer's**: `plan()` with arrays on the device, called as SGLang does before 0.5.18. The
-  index kernel's arrays are made anew for each pass, by five launches and a host sum of lengths, and
-  its page numbers are copied into the captured buffer by the plan; so with the next two.
+  index kernel's arrays are made anew for each pass, by five launches, and its page numbers are
+  copied into the captured buffer by the plan; so with the next two.
 - **FlashInfer's, host arrays**: the same with pinned host arrays.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
@@ -511,6 +526,7 @@ def _result_json(result: Result) -> dict[str, Any]:
             "gpu": condition,
             "contender": name,
             "microseconds": _spread_json(values),
+            "microseconds_of_index_arrays": _spread_json(cell.arrays(condition)[name]),
             "waits": cell.waits.get(name),
         }
         for cell in (result.plan.cells if result.plan is not None else ())

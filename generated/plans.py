@@ -283,6 +283,15 @@ def _mlagen_check_pages(request: MlagenRequest, kv_indices_buf: torch.Tensor) ->
         )
 
 
+def _mlagen_check_heads(request: MlagenRequest, shape: MlagenShape) -> None:
+    """Raise MlagenPlanError unless a plan has the heads of its captured graph."""
+    if shape.num_heads != request.num_heads:
+        raise MlagenPlanError(
+            f"{request.variant}: captured with {request.num_heads} heads, planned with "
+            f"{shape.num_heads}"
+        )
+
+
 def _mlagen_check_graph(
     request: MlagenRequest, shape: MlagenShape, kv_indices_buf: torch.Tensor
 ) -> None:
@@ -292,11 +301,7 @@ def _mlagen_check_graph(
     that a graph launches follows from its heads and query tokens.
     """
     _mlagen_check_pages(request, kv_indices_buf)
-    if shape.num_heads != request.num_heads:
-        raise MlagenPlanError(
-            f"{request.variant}: captured with {request.num_heads} heads, planned with "
-            f"{shape.num_heads}"
-        )
+    _mlagen_check_heads(request, shape)
 
 
 def _mlagen_lacks_planner(wrapper: "BatchMLAPagedAttentionWrapper") -> Optional[str]:
@@ -469,8 +474,11 @@ def mlagen_plan_verify(
     Raises MlagenPlanError where the request does not fit the captured graph.
     """
     backend = wrapper._planned_backend
-    _mlagen_check_graph(request, shape, backend._kv_indices_buf)
-    if arrays.kv_indices is not backend._kv_indices_buf:  # else filled in place
+    if arrays.kv_indices is backend._kv_indices_buf:
+        # Filled in place, by arrays that were checked before they were given away.
+        _mlagen_check_heads(request, shape)
+    else:
+        _mlagen_check_graph(request, shape, backend._kv_indices_buf)
         backend._kv_indices_buf[: arrays.kv_indices.numel()].copy_(
             arrays.kv_indices, non_blocking=True
         )

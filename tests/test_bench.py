@@ -207,18 +207,18 @@ def test_interval_narrows_with_the_number_of_values() -> None:
 
 def test_all_bars_met(tmp_path: Path) -> None:
     (found,) = read(tmp_path, result())
-    assert verdicts(bars(found)) == ["met"] * 4
+    assert verdicts(bars(found)) == ["met"] * 5
     assert bars(found)[0].worst.startswith("+30 µs (batch 64, ")
 
 
 def test_a_plan_above_the_floor_is_missed(tmp_path: Path) -> None:
     (found,) = read(tmp_path, result(mlagen=185.0))
-    assert verdicts(bars(found)) == ["missed", "met", "met", "met"]
+    assert verdicts(bars(found)) == ["missed", "met", "met", "met", "met"]
 
 
 def test_a_plan_slower_than_upstreams_is_missed(tmp_path: Path) -> None:
     (found,) = read(tmp_path, result(upstream=160.0))
-    assert verdicts(bars(found)) == ["met", "missed", "met", "met"]
+    assert verdicts(bars(found)) == ["met", "missed", "met", "met", "met"]
 
 
 def test_a_difference_that_is_no_larger_than_the_noise_is_said_to_be_so(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_a_difference_that_is_no_larger_than_the_noise_is_said_to_be_so(tmp_path
 
 def test_a_loop_below_its_part_is_missed(tmp_path: Path) -> None:
     (found,) = read(tmp_path, result(none=95.0))
-    assert verdicts(bars(found)) == ["met", "met", "missed", "met"]
-    assert "0.884" in bars(found)[2].worst
+    assert verdicts(bars(found)) == ["met", "met", "met", "missed", "met"]
+    assert "0.884" in bars(found)[3].worst
 
 
 def test_a_loop_slower_than_upstreams_is_missed(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ def test_a_loop_slower_than_upstreams_is_missed(tmp_path: Path) -> None:
     fenced = content["loop"]["settings"][1]
     fenced["rates"]["upstream"] = [rate * 1.1 for rate in fenced["rates"]["mlagen"]]
     (found,) = read(tmp_path, content)
-    assert verdicts(bars(found)) == ["met", "met", "met", "missed"]
-    assert "fenced" in bars(found)[3].worst
+    assert verdicts(bars(found)) == ["met", "met", "met", "met", "missed"]
+    assert "fenced" in bars(found)[4].worst
 
 
 def test_no_bar_without_its_figures(tmp_path: Path) -> None:
@@ -252,7 +252,10 @@ def test_no_bar_without_its_figures(tmp_path: Path) -> None:
     content["plan"]["cells"] = [cell for cell in content["plan"]["cells"] if cell["batch"] == 1]
     content["loop"] = None
     (found,) = read(tmp_path, content)
-    assert [bar.asked for bar in bars(found)] == ["no plan is slower than SGLang's"]
+    assert [bar.asked for bar in bars(found)] == [
+        "no plan is slower than SGLang's",
+        "no plan and index arrays are slower than SGLang's",
+    ]
 
 
 # -- told ---------------------------------------------------------------------------------------
@@ -285,20 +288,31 @@ def test_arrays_are_added_round_by_round(tmp_path: Path) -> None:
     (found,) = read(tmp_path, content)
     assert found.plan is not None
     cell = found.plan.cells[0]
-    assert cell.whole("idle", "mlagen") == [150.0, 210.0, 320.0] * 20
-    assert cell.whole("busy", "mlagen") == [400.0, 800.0, 630.0] * 20
+    assert cell.whole("idle")["mlagen"] == (150.0, 210.0, 320.0) * 20
+    assert cell.whole("busy")["mlagen"] == (400.0, 800.0, 630.0) * 20
     text = summary([found])
     assert "kernel's arrays | 360 / 4360 | 270 / 270 | 230 / 230 | 210 / 630 |  |" in text
     assert "| 0.7.2 | 64 | 300 / 4300 | 220 / 220 | 190 / 190 | 200 / 500 | 140 / 140 |" in text
 
 
-def test_bars_are_about_the_plan_without_the_arrays(tmp_path: Path) -> None:
+def test_one_bar_is_about_the_plan_with_the_arrays(tmp_path: Path) -> None:
+    """What is moved out of the plan is not gone."""
     content = result()
     for cell in content["plan"]["cells"]:
         for condition in ("arrays_idle", "arrays_busy"):
             cell[condition]["mlagen"] = [1000.0] * 60
     (found,) = read(tmp_path, content)
-    assert bars(found) == bars(read(tmp_path, result())[0])
+    before = bars(read(tmp_path, result())[0])
+    changed = [bar for bar, other in zip(bars(found), before, strict=True) if bar != other]
+    assert [bar.asked for bar in changed] == ["no plan and index arrays are slower than SGLang's"]
+    assert [bar.verdict for bar in changed] == ["missed"]
+
+
+def test_rounds_without_their_arrays_are_refused(tmp_path: Path) -> None:
+    content = result()
+    content["plan"]["cells"][0]["arrays_busy"]["mlagen"].pop()
+    with pytest.raises(UsageError, match="busy and arrays_busy differ in their rounds"):
+        read(tmp_path, content)
 
 
 def test_broken_off_quick_and_wrong_runs_are_marked(tmp_path: Path) -> None:
@@ -387,7 +401,7 @@ def test_json(tmp_path: Path) -> None:
     found = json.loads(ran.stdout)
     assert (found["command"], found["exit_code"], ran.exit_code) == ("bench", 1, 1)
     (one,) = found["results"]
-    assert [bar["verdict"] for bar in one["bars"]] == ["missed", "met", "met", "met"]
+    assert [bar["verdict"] for bar in one["bars"]] == ["missed", "met", "met", "met", "met"]
     assert len(one["plans"]) == 6 * 2 * len(PLANS)
     assert one["loop"][0]["steps_per_second"]["none"]["count"] == 5
 
@@ -476,7 +490,8 @@ def with_device(**changed: float) -> dict[str, Any]:
     content = result()
     for cell in content["plan"]["cells"]:
         for condition in ("idle", "busy"):
-            cell[condition] |= samples({**DEVICE, **changed}, 60)
+            plans = {name: changed.get(name, value) for name, value in DEVICE.items()}
+            cell[condition] |= samples(plans, 60)
             cell[f"arrays_{condition}"] |= samples(DEVICE_ARRAYS, 60)
         cell["outlasted"] |= dict.fromkeys(DEVICE, 60)
         cell["waits"] |= dict.fromkeys(DEVICE, 0)
@@ -546,7 +561,7 @@ def verdict_of(content: dict[str, Any], folder: Path, says: str) -> str:
 
 def test_bars_of_the_gpus_plans(tmp_path: Path) -> None:
     (found,) = read(tmp_path, with_device())
-    assert verdicts(bars(found)) == ["met"] * 7
+    assert verdicts(bars(found)) == ["met"] * 8
     for name, says in (("device", "launched on the GPU"), ("device-graph", "in the graph at")):
         assert verdict_of(with_device(**{name: 185.0}), tmp_path, says) == "missed"
 
@@ -680,7 +695,7 @@ def test_parts_of_several_runs_are_one_result(tmp_path: Path) -> None:
     (found,) = read(tmp_path, with_device(), attention())
     assert None not in (found.plan, found.loop, found.attention)
     assert found.seconds == 241.0
-    assert len(bars(found)) == 14
+    assert len(bars(found)) == 15
     with pytest.raises(UsageError, match="the part attention again"):
         read(tmp_path, with_device(), attention(), attention())
     with pytest.raises(UsageError, match="on another machine"):

@@ -81,8 +81,8 @@ FAULTS = [
     ),
     pytest.param(
         PLANS,
-        "if arrays.kv_indices is not ",
         "if arrays.kv_indices is ",
+        "if arrays.kv_indices is not ",
         "verify and bound_buffers",
         id="pages taken for filled in place",
     ),
