@@ -395,6 +395,7 @@ def _entry(variant: Variant | None) -> dict[str, Any] | None:
         "scalars": variant.kv_len.scalars,
         "on_device": variant.planner == "device",
         "in_place": filled_in_place(variant),
+        "shifts": variant.kv_len.shifts("seq_lens"),
     }
 
 

@@ -51,7 +51,7 @@ def _mlagen_host_lens(
     batch_size: int,
     seq_lens: torch.Tensor,
     seq_lens_cpu: Optional[torch.Tensor],
-) -> np.ndarray:
+) -> torch.Tensor:
     """The first `batch_size` sequence lengths, on the CPU.
 
     Where the host was not given them they are taken from the device: one wait for the
@@ -67,13 +67,24 @@ def _mlagen_host_lens(
             f"{variant}: {batch_size} host lengths needed, got {given} on "
             f"{seq_lens_cpu.device}"
         )
-    return seq_lens_cpu.numpy()[:batch_size]
+    return seq_lens_cpu if given == batch_size else seq_lens_cpu[:batch_size]
 
 
-def _mlagen_fill(request: MlagenRequest, lens: np.ndarray) -> None:
+def _mlagen_fill(request: MlagenRequest, lens: torch.Tensor) -> None:
     """Rewrite the request's KV lengths and kv_indptr from host lengths (integers)."""
+    # PyTorch converts, NumPy computes in place: with cold caches, as between two
+    # replays, that takes half as long as either of them alone.
+    request.kv_len.copy_(lens)
+    if request.kv_len_of is not None:
+        request.kv_lens[:] = request.kv_len_of(request.kv_lens)
+    elif request.added:
+        np.add(request.kv_lens, request.added, out=request.kv_lens)
+    _mlagen_count_pages(request)
+
+
+def _mlagen_count_pages(request: MlagenRequest) -> None:
+    """Rewrite the request's kv_indptr from its KV lengths."""
     pages = request.kv_lens
-    pages[:] = lens if request.kv_len_of is None else request.kv_len_of(lens)
     if request.page_size > 1:
         pages = (pages + (request.page_size - 1)) // request.page_size
     np.add.accumulate(pages, out=request.kv_ends)
@@ -117,7 +128,8 @@ def _mlagen_eager_request(
         kv_lens=kv_len.numpy(),
         page_size=page_size,
     )
-    _mlagen_fill(request, kv_lens)
+    request.kv_lens[:] = kv_lens
+    _mlagen_count_pages(request)
     return request
 
 
@@ -130,15 +142,23 @@ def _mlagen_captured(
     num_heads: int,
     host_lens: bool,
     kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]],
+    shifts: bool,
 ) -> MlagenRequest:
     """The request of a graph being captured: host arrays, and what replays must match.
 
     Allocates here, once a graph: batch_size requests of tokens_per_req query tokens.
+    `kv_len_of`: KV lengths of sequence lengths; `shifts`: it adds a number, no more.
     """
     backend = wrapper._planned_backend
     plan_info = getattr(backend, "_plan_info", None)
-    kv_indptr = torch.zeros(batch_size + 1, dtype=torch.int32)
-    kv_len = torch.zeros(batch_size, dtype=torch.int32)
+    added = 0
+    if kv_len_of is not None and shifts:
+        added = int(kv_len_of(np.zeros(1, dtype=np.int32))[0])
+        kv_len_of = None
+    # Tensors of a capture under inference mode could not be written to outside of it.
+    with torch.inference_mode(False):
+        kv_indptr = torch.zeros(batch_size + 1, dtype=torch.int32)
+        kv_len = torch.zeros(batch_size, dtype=torch.int32)
     request = MlagenRequest(
         variant=variant,
         plan=partial(plan, wrapper),
@@ -156,6 +176,7 @@ def _mlagen_captured(
         page_size=getattr(backend, "_page_size", 1),
         host_lens=host_lens,
         kv_len_of=kv_len_of,
+        added=added,
     )
     _mlagen_check_arrays(request)
     return request
@@ -173,7 +194,7 @@ def _mlagen_formula_differs(
     in its output.
     """
     backend = wrapper._planned_backend
-    _mlagen_fill(request, seq_lens[: request.batch_size].to("cpu").numpy())
+    _mlagen_fill(request, seq_lens[: request.batch_size].to("cpu"))
     for name, host, device in (
         ("qo_indptr", request.qo_indptr, backend._qo_indptr_buf),
         ("kv_indptr", request.kv_indptr, backend._kv_indptr_buf),
@@ -197,7 +218,6 @@ def _mlagen_with_bound(
     """
     if request.page_size != 1:
         return request
-    assert request.kv_len_of is not None
     backend = wrapper._planned_backend
     batch_size = request.batch_size
     bound = MlagenArrays(
@@ -206,8 +226,7 @@ def _mlagen_with_bound(
         kv_indices=backend._kv_indices_buf,
         kv_len=backend._kv_len_arr_buf[:batch_size],
     )
-    added = int(request.kv_len_of(np.zeros(1, dtype=np.int32))[0])
-    return replace(request, bound=bound, added=added)
+    return replace(request, bound=bound)
 
 
 def mlagen_bound_arrays(request: MlagenRequest, seq_lens: torch.Tensor) -> MlagenArrays:
@@ -256,6 +275,7 @@ def mlagen_capture_decode(
     variant = "decode"
     plan: Callable[..., None] = _mlagen_plan_stock
     kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]] = None
+    shifts = False
     reason: Optional[str] = None
     if spec_info is not None:
         variant = "draft-decode"
@@ -269,6 +289,7 @@ def mlagen_capture_decode(
                 mlagen_kv_len_draft_decode,
                 draft_step=draft_step,
             )
+            shifts = True
     elif dcp_size > 1:
         variant = "decode under context parallelism"
         plan = mlagen_plan_dcp
@@ -280,9 +301,10 @@ def mlagen_capture_decode(
     else:
         plan = mlagen_plan_decode
         kv_len_of = mlagen_kv_len_decode
+        shifts = True
     reason = reason or _mlagen_lacks_planner(wrapper)
     request = _mlagen_captured(
-        wrapper, variant, plan, batch_size, 1, num_heads, host_lens, kv_len_of
+        wrapper, variant, plan, batch_size, 1, num_heads, host_lens, kv_len_of, shifts
     )
     if reason is None:
         reason = _mlagen_too_many_items(
@@ -350,7 +372,7 @@ def mlagen_request_draft_eager(
         partial(mlagen_plan_draft_decode_eager, wrapper),
         np.arange(batch_size + 1, dtype=np.int32),
         mlagen_kv_len_draft_decode(
-            lens,
+            lens.numpy(),
             draft_step=draft_step,
         ),
     )
@@ -406,6 +428,7 @@ def mlagen_capture_verify(
                 mlagen_kv_len_verify,
                 draft_token_num=draft_token_num,
             ),
+            shifts=True,
         )
         tile = 64 * request.grid[0]
         reason = _mlagen_loses_keys(tile, request.tokens_per_req, num_heads)
@@ -478,7 +501,7 @@ def mlagen_request_verify_eager(
         partial(mlagen_plan_verify_eager, wrapper),
         np.arange(0, (batch_size + 1) * tokens, tokens, dtype=np.int32),
         mlagen_kv_len_verify(
-            lens,
+            lens.numpy(),
             draft_token_num=draft_token_num,
         ),
     )
@@ -520,7 +543,7 @@ def mlagen_request_extend(
         partial(mlagen_plan_draft_extend_eager, wrapper),
         qo_indptr,
         mlagen_kv_len_draft_extend(
-            lens,
+            lens.numpy(),
         ),
         page_size,
     )

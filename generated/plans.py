@@ -69,8 +69,7 @@ class MlagenRequest:
 
     The arrays are int32 on the CPU. The planner reads them before it returns, and
     nothing copies from them later: a captured graph keeps one set and rewrites it at
-    each replay, however far the host runs ahead of the GPU. They are written through
-    NumPy, whose calls cost half of PyTorch's where arrays are as short as a batch.
+    each replay, however far the host runs ahead of the GPU.
     """
 
     variant: str
@@ -87,9 +86,10 @@ class MlagenRequest:
     grid: tuple[int, int] = (0, 0)  # blocks a cluster, clusters
     page_size: int = 1  # tokens
     host_lens: bool = True  # whether replays are given host lengths that are in step
+    # KV lengths of sequence lengths: by a function, or longer by so many tokens.
     kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]] = None
+    added: int = 0
     bound: Optional[MlagenArrays] = None  # its buffers, where they are filled in place
-    added: int = 0  # by so many KV tokens a request is longer there than its sequence
 
 
 @dataclass(frozen=True)

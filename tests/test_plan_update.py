@@ -106,9 +106,9 @@ def plan(emitted: SimpleNamespace, wrapper: Wrapper, lens: list[int]) -> SimpleN
     rows = len(lens)
     request = emitted._mlagen_captured(
         wrapper, "verify", emitted.mlagen_plan_verify, rows, 3, 16, True,
-        lambda lens: lens + 3,
+        lambda lens: lens + 3, True,
     )  # fmt: skip
-    emitted._mlagen_fill(request, torch.tensor(lens).numpy())
+    emitted._mlagen_fill(request, torch.tensor(lens))
     arrays = emitted.MlagenArrays(
         torch.arange(0, 3 * rows + 1, 3, dtype=torch.int32),
         torch.zeros(rows + 1, dtype=torch.int32),
@@ -142,7 +142,7 @@ def test_a_replay_goes_through_the_public_method(emitted: SimpleNamespace) -> No
 def test_each_replay_is_given_its_own_lengths(emitted: SimpleNamespace) -> None:
     wrapper = Wrapper(can_update=True)
     done = plan(emitted, wrapper, [10, 7])
-    emitted._mlagen_fill(done.request, torch.tensor([1, 2]).numpy())
+    emitted._mlagen_fill(done.request, torch.tensor([1, 2]))
     shape = emitted.MlagenShape(16, 512, 64, 1, 0.1, torch.bfloat16, torch.bfloat16)
     done.request.plan(done.request, done.arrays, shape)
     assert len(wrapper.updates) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,3 +188,87 @@ def test_the_lengths_of_each_variant(emitted: SimpleNamespace) -> None:
     assert emitted.mlagen_kv_len_verify(lens, draft_token_num=4).tolist() == [14, 24]
     assert emitted.mlagen_kv_len_draft_decode(lens, draft_step=0).tolist() == [11, 21]
     assert emitted.mlagen_kv_len_draft_extend(lens).tolist() == [10, 20]
+
+
+def captured(emitted: SimpleNamespace, *, shifts: bool, page_size: int = 1) -> SimpleNamespace:
+    """A verify request of 3 tokens a request, as at capture, and the wrapper's buffers."""
+    state = SimpleNamespace(
+        _plan_info=[1, 132],
+        _page_size=page_size,
+        _qo_indptr_buf=torch.arange(0, 12, 3, dtype=torch.int32),
+        _kv_indptr_buf=torch.zeros(4, dtype=torch.int32),
+        _kv_len_arr_buf=torch.zeros(3, dtype=torch.int32),
+        _kv_indices_buf=torch.zeros(100, dtype=torch.int32),
+    )
+    state._planned_backend = state
+    formula = partial(emitted.mlagen_kv_len_verify, draft_token_num=3)
+    request = emitted._mlagen_captured(
+        state, "verify", emitted.mlagen_plan_verify, 3, 3, 16, True, formula, shifts
+    )
+    return SimpleNamespace(state=state, request=request)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shifts", [True, False], ids=["a number more", "a formula"])
+def test_host_lengths_of_any_integer_type(
+    emitted: SimpleNamespace, shifts: bool, dtype: torch.dtype
+) -> None:
+    request = captured(emitted, shifts=shifts).request
+    assert (request.kv_len_of is None) == shifts
+    for lens in ([5, 1, 20], [0, 7, 9]):
+        given = torch.tensor(lens, dtype=dtype)
+        emitted._mlagen_fill(request, given)
+        assert request.kv_len.tolist() == [n + 3 for n in lens]
+        assert request.kv_indptr.tolist() == [0, *np.cumsum([n + 3 for n in lens])]
+        assert given.tolist() == lens  # SGLang's own
+
+
+def test_pages_of_several_tokens_are_counted(emitted: SimpleNamespace) -> None:
+    request = captured(emitted, shifts=True, page_size=4).request
+    emitted._mlagen_fill(request, torch.tensor([5, 1, 20]))
+    assert request.kv_len.tolist() == [8, 4, 23]
+    assert request.kv_indptr.tolist() == [0, 2, 3, 9]
+
+
+@pytest.mark.parametrize("at_capture", [True, False])
+@pytest.mark.parametrize("at_replay", [True, False])
+def test_inference_mode_at_capture_or_at_replay_alone(
+    emitted: SimpleNamespace, at_capture: bool, at_replay: bool
+) -> None:
+    """SGLang may be told to run its scheduler in it."""
+    with torch.inference_mode(at_capture):
+        request = captured(emitted, shifts=True).request
+    with torch.inference_mode(at_replay):
+        emitted._mlagen_fill(request, torch.tensor([5, 1, 20]))
+    assert request.kv_len.tolist() == [8, 4, 23]
+
+
+def test_arrays_for_the_index_kernel_are_the_captured_ones(emitted: SimpleNamespace) -> None:
+    made = captured(emitted, shifts=True)
+    assert made.request.bound is None
+    request = emitted._mlagen_with_bound(made.state, made.request)
+    for lens in ([5, 1, 20], [0, 7, 9]):
+        seq_lens = torch.tensor([*lens, 1000])  # more than the batch
+        emitted._mlagen_fill(request, seq_lens[:3])
+        arrays = emitted.mlagen_bound_arrays(request, seq_lens)
+        assert arrays.kv_indices is made.state._kv_indices_buf
+        assert made.state._kv_len_arr_buf.tolist() == [n + 3 for n in lens]
+        assert made.state._kv_indptr_buf.tolist() == request.kv_indptr.tolist()
+        assert arrays.qo_indptr.tolist() == [0, 3, 6, 9]
+
+
+def test_an_index_kernel_that_would_write_too_far_is_not_launched(
+    emitted: SimpleNamespace,
+) -> None:
+    made = captured(emitted, shifts=True)
+    request = emitted._mlagen_with_bound(made.state, made.request)
+    for lens, said in (([50, 40, 2], "101 pages do not fit"), ([-9, 4, 4], "negative KV length")):
+        emitted._mlagen_fill(request, torch.tensor(lens))
+        with pytest.raises(emitted.MlagenPlanError, match=said):
+            emitted.mlagen_bound_arrays(request, torch.tensor(lens))
+    assert not made.state._kv_len_arr_buf.any()
+
+
+def test_pages_of_several_tokens_are_not_filled_in_place(emitted: SimpleNamespace) -> None:
+    made = captured(emitted, shifts=True, page_size=4)
+    assert emitted._mlagen_with_bound(made.state, made.request).bound is None

@@ -102,8 +102,8 @@ FAULTS = [
     ),
     pytest.param(
         HOOKS,
-        "    pages = request.kv_lens\n",
-        "    pages = request.kv_lens.copy()\n",
+        "    request.kv_len.copy_(lens)\n",
+        "    request.kv_len.clone().copy_(lens)\n",
         "decode and replays_are_right",
         id="stale lengths",
     ),
@@ -164,8 +164,8 @@ DEVICE_FAULTS = [
     ),
     pytest.param(
         PLANS,
-        "full_item = begin + items - 1",
-        "full_item = begin + items",
+        "last = begin + items - 1",
+        "last = begin + items",
         "verify and pieces",
         id="a full piece behind its cluster's last place",
     ),

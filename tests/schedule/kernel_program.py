@@ -68,7 +68,7 @@ def ran(plans: Any, case: dict[str, Any]) -> dict[str, Any]:
     )
     wrapper._planned_backend = wrapper
     device = plans.MlagenDevicePlan(
-        wrapper, request_of(plans, case), case["causal"], case["added"], case["max_context"], 61
+        wrapper, request_of(plans, case), case["causal"], case["max_context"], 61
     )
     # Which dealing suits which graph is another test's: each is asked for here.
     device._constants = (*device._constants[:9], case["thorough"], *device._constants[10:])
@@ -99,6 +99,7 @@ def request_of(plans: Any, case: dict[str, Any]) -> Any:
         tokens_per_req=case["tokens"],
         num_heads=case["heads"],
         grid=(case["blocks"], case["clusters"]),
+        added=case["added"],
     )
 
 

@@ -335,9 +335,9 @@ class Emitted:
         return bound
 
     def device(self, batch: int, tokens: int, heads: int, layers: int = 61, added: int = 0) -> Any:
-        request = self.request(batch, tokens, heads)
+        request = self.request(batch, tokens, heads, added=added)
         wrapper = self.wrapper(request.grid[0], batch)
-        return self.plans.MlagenDevicePlan(wrapper, request, tokens > 1, added, 4000, layers)
+        return self.plans.MlagenDevicePlan(wrapper, request, tokens > 1, 4000, layers)
 
     def lengths(self, count: int, *, on_gpu: bool = True) -> Any:
         class Lengths(self.torch.Tensor):  # type: ignore[misc,name-defined]
