@@ -212,7 +212,7 @@ def _mlagen_formula_differs(
 def _mlagen_with_bound(
     wrapper: "BatchMLAPagedAttentionWrapper", request: MlagenRequest
 ) -> MlagenRequest:
-    """The same request with the buffers of its graph, for SGLang's index kernel to fill.
+    """The same request with the buffers of its graph, for an index kernel to fill.
 
     Without them where pages have several tokens: lengths alone are no kv_indptr there.
     """
@@ -230,14 +230,14 @@ def _mlagen_with_bound(
 
 
 def mlagen_bound_arrays(request: MlagenRequest, seq_lens: torch.Tensor) -> MlagenArrays:
-    """The buffers of a captured graph, with the next replay's lengths in all of them but
-    kv_indices, which is for the index kernel to fill.
+    """The captured buffers, for an index kernel that is to fill kv_indices.
 
-    `seq_lens` [>= batch_size] on the GPU. Raises MlagenPlanError where the request
-    does not fit the graph: before anything is written.
+    The others have the next replay's lengths: of `seq_lens` [>= batch_size] on the GPU.
+    Raises MlagenPlanError where the request does not fit the graph.
     """
     bound = request.bound
-    assert bound is not None and bound.kv_len is not None
+    if bound is None or bound.kv_len is None:
+        raise MlagenPlanError(f"{request.variant}: no captured buffers to fill")
     _mlagen_check_pages(request, bound.kv_indices)
     torch.add(seq_lens[: request.batch_size], request.added, out=bound.kv_len)
     torch.cumsum(bound.kv_len, dim=0, dtype=torch.int32, out=bound.kv_indptr[1:])

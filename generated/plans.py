@@ -274,7 +274,7 @@ def _mlagen_check_lengths(request: MlagenRequest) -> int:
 
 
 def _mlagen_check_pages(request: MlagenRequest, kv_indices_buf: torch.Tensor) -> None:
-    """Raise MlagenPlanError unless the captured index buffer holds the request's pages."""
+    """Raise MlagenPlanError unless the captured index buffer holds all pages."""
     pages = _mlagen_check_lengths(request)
     if pages > kv_indices_buf.numel():
         raise MlagenPlanError(

@@ -39,7 +39,6 @@ DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.19", "0.5.20", "
 MAX_CONTEXT = "    max_context=self.max_context_len,"
 RECORD = "mlagen_record_plan(self.forward_metadata, forward_batch.seq_lens)"
 BOUND = "mlagen_request, paged_kernel_lens"
-GIVEN = "qo_indptr, kv_indptr, kv_indices, paged_kernel_lens"
 INDICES = "mlagen_request is not None and mlagen_request.bound is not None"
 CLASS = "class FlashInferMLAIndicesUpdaterDecode:"
 OWN = "    def init_forward_metadata_in_graph(self, batch):\n"
@@ -130,22 +129,39 @@ def check_all_sites(data: bytes, *, in_graph: bool, verify: bool = True) -> None
 
 
 def check_indices(text: str) -> None:
-    """The chain has one more branch, in front, which fills by the file's own call: the one that
-    is in the next branch as well. The chain is all that stands in front of the plan."""
+    """The block stands directly in front of the chain, fills by the file's own call (the one that
+    is in the chain's first branch as well), plans, and returns."""
     begin = method_of(text, "FlashInferMLAIndicesUpdaterPrefill", "call_begin_forward")
-    (branch,) = (
-        statement
-        for statement in begin.body
+    (at,) = (
+        number
+        for number, statement in enumerate(begin.body)
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == INDICES
     )
-    (chain,) = branch.orelse
+    block, chain = begin.body[at], begin.body[at + 1]
+    assert isinstance(block, ast.If)
     assert isinstance(chain, ast.If)
     assert ast.unparse(chain.test) == "spec_info is None"
-    assert chain.orelse
-    fill = ast.unparse(branch.body[-1])
+    *made, filled, plan, end = block.body
+    assert isinstance(end, ast.Return)
+    assert isinstance(plan, ast.Expr)
+    assert isinstance(plan.value, ast.Call)
+    assert ast.unparse(plan.value.func) == "mlagen_request.plan"
+    request, arrays, shape = map(ast.unparse, plan.value.args)
+    assert (request, arrays) == ("mlagen_request", "mlagen_arrays")
+    (other,) = (
+        ast.unparse(node.args[2])
+        for statement in begin.body[at + 1 :]
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "mlagen_request.plan"
+    )
+    assert shape == other
+    fill = ast.unparse(filled)
     assert [ast.unparse(statement) for statement in chain.body].count(fill) == 1
-    bound, *between = [ast.unparse(statement) for statement in branch.body[:-1]]
-    assert bound == f"{GIVEN} = mlagen_bound_arrays({BOUND})"
+    bound, lens, indptr, indices, *between = map(ast.unparse, made)
+    assert bound == f"mlagen_arrays = mlagen_bound_arrays({BOUND})"
+    assert lens == "paged_kernel_lens = mlagen_arrays.kv_len"
+    assert indptr == "kv_indptr = mlagen_arrays.kv_indptr"
+    assert indices == "kv_indices = mlagen_arrays.kv_indices"
     summed = ["paged_kernel_lens_sum = kv_indices.numel()"]
     assert between == (summed if "paged_kernel_lens_sum" in fill else [])
 
@@ -366,7 +382,7 @@ REFUSED: dict[str, Refusal] = {
             ),
         ),
         ("verify-indices",),
-        "        if use_ragged:\n            self.ragged",
+        "            wrapper_paged.plan(",
         "anchor-changed",
         "the plan needs softmax, bound in a branch alone",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +53,7 @@ class Expressions(Walker):
                     if result is None:
                         decided = None
                         supposed.enter_context(self.supposing(part, not stop, self.number()))
+                        supposed.enter_context(self._there(part, not stop))
             return decided
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             result = self.test(node.operand)
@@ -61,6 +62,22 @@ class Expressions(Walker):
         if first_tensor([value], lambda t: t.place == "device"):
             self.wait("bool", node, maybe=value)
         return truth(value)
+
+    @contextmanager
+    def _there(self, test: ast.expr, arm: bool) -> Iterator[None]:
+        """Where `test` goes this way and says that a name is not None, the name's value without
+        None: what else it may be decides about the rest of the condition."""
+        names = self.frames[-1].names
+        name = _not_none(test, arm)
+        if name is None or name not in names:
+            yield
+            return
+        before = names[name]
+        names[name] = join(option for option in options(before) if option != NONE)
+        try:
+            yield
+        finally:
+            names[name] = before
 
     def value(self, node: ast.expr) -> Value:
         """What an expression gives; notes the waits in it."""
@@ -513,6 +530,18 @@ def class_level(modules: Modules, view: ClassView) -> Iterator[tuple[str, ast.ex
                 for target in statement.targets:
                     if isinstance(target, ast.Name):
                         yield target.id, statement.value, module
+
+
+def _not_none(test: ast.expr, arm: bool) -> str | None:
+    """The name that is not None where `test`, a comparison with None, comes out as `arm`."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    (operator,), (other,) = test.ops, test.comparators
+    wanted = ast.IsNot if arm else ast.Is
+    if not isinstance(operator, wanted) or not isinstance(test.left, ast.Name):
+        return None
+    is_none = isinstance(other, ast.Constant) and other.value is None
+    return test.left.id if is_none else None
 
 
 def fields_of(modules: Modules, view: ClassView) -> Iterator[tuple[str, ast.expr | None, Module]]:

@@ -183,7 +183,7 @@ def test_bound_buffers() -> None:
 
 
 def plan_in_place(graph: Graph, seq_lens: list[int], batch: Batch) -> None:
-    """Plan a replay whose indices are filled in place, as SGLang's index kernel does."""
+    """Plan a replay whose indices are filled as SGLang's index kernel fills them."""
     made = request(graph, None, on_host(seq_lens))
     arrays = hooks.mlagen_bound_arrays(made, batch.kv_len_arr - made.added)
     graph.write_indices(batch)
@@ -213,11 +213,13 @@ def test_arrays_for_the_index_kernel() -> None:
     arrays = hooks.mlagen_bound_arrays(made, on_device)
     state = planned(graph.wrapper)
     assert arrays.kv_indices is state._kv_indices_buf
-    for name, buffer in (("qo_indptr", "_qo_indptr_buf"), ("kv_indptr", "_kv_indptr_buf")):
-        assert getattr(arrays, name).data_ptr() == getattr(state, buffer).data_ptr()
-        assert torch.equal(getattr(arrays, name), getattr(batch, name))
-    assert torch.equal(arrays.kv_len, batch.kv_len_arr)
-    assert arrays.kv_len.data_ptr() == state._kv_len_arr_buf.data_ptr()
+    for found, buffer, truth in (
+        (arrays.qo_indptr, state._qo_indptr_buf, batch.qo_indptr),
+        (arrays.kv_indptr, state._kv_indptr_buf, batch.kv_indptr),
+        (arrays.kv_len, state._kv_len_arr_buf, batch.kv_len_arr),
+    ):
+        assert found.data_ptr() == buffer.data_ptr()
+        assert torch.equal(found, truth)
     longer = request(graph, None, on_host([3 * MOST_INDICES] + [1] * 7))
     with pytest.raises(plans.MlagenPlanError, match="captured index buffer"):
         hooks.mlagen_bound_arrays(longer, on_device + 1)

@@ -264,7 +264,7 @@ def test_host_arrays_are_as_long_as_the_padded_batch() -> None:
     with s.running():
         wrapper = SimpleNamespace(_plan_info=[1, 132], _page_size=1)
         request = s.module._mlagen_captured(
-            wrapper, "decode", print, 16, 1, 16, True, s.module.mlagen_kv_len_decode
+            wrapper, "decode", print, 16, 1, 16, True, s.module.mlagen_kv_len_decode, True
         )
     s.module._mlagen_check_arrays(request)
     assert request.kv_len.shape == (16,)

@@ -376,3 +376,24 @@ def test_a_choice_of_the_back_end_is_told_and_not_counted() -> None:
     extra = [wait for wait in found.waits if not wait.counted]
     assert {wait.place.path.rpartition("/")[2] for wait in extra} == {"_auto_policy.py"}
     assert all("chooses its back end" in wait.note and wait.condition for wait in extra)
+
+
+MADE = "class Made:\n    part = None\n    other = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "condition"),
+    [
+        (("if made is not None and made.part is not None: return", "kv_indices.tolist()"), ""),
+        (("if made is None or made.part is None: kv_indices.tolist()",), ""),
+        (("if made is None or made.other is None: return", "kv_indices.tolist()"), "not ("),
+        (("if made is not None and made.other is not None: kv_indices.tolist()",), "made"),
+        (("n = made is not None and made.part is not None", "kv_indices.tolist()"), ""),
+    ],
+)
+def test_a_condition_knows_what_its_first_part_says(lines: tuple[str, ...], condition: str) -> None:
+    """What is made on one way only, and has no part on any: its part is not asked for in vain."""
+    found = waits_of("made = Made() if num_heads > 3 else None", *lines, helpers=MADE)
+    (wait,) = {wait for wait in found.waits if wait.counted}
+    assert wait.condition.startswith(condition)
+    assert (wait.condition == "") == (condition == "")

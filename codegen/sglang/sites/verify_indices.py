@@ -1,9 +1,9 @@
 """The KV indices of a captured verify graph: filled in place, not made anew and copied.
 
-A branch in front of the chain that makes them: SGLang's `generate_attn_arg_prefill` allocates by a
-host sum of lengths, and the plan would have to copy. The statement that fills them is the file's
-own, of the branch without speculation; it is the one that verify's input runs as well, in every
-release, on more lengths.
+Added in front of the chain that makes them, and with the plan, so that the chain is left out:
+SGLang's `generate_attn_arg_prefill` allocates by a host sum of lengths, and the plan would have to
+copy. The statement that fills them is the file's own, of the branch without speculation; it is the
+one that verify's input runs as well, in every release, on more lengths.
 
 A graph that the GPU plans has to have it. Where the host plans, a file that has no place for it
 keeps its own way, and the plan copies.
@@ -14,9 +14,9 @@ from __future__ import annotations
 import libcst as cst
 
 from ..backend import Backend
-from ..edits import Edit
+from ..edits import Edit, before
 from ..nodes import alone, bound_by, contains, walk, words
-from ..plan_call import find_plan_call
+from ..plan_call import PlanCall, find_plan_call
 from ..source import Refused, Source
 from . import Context
 
@@ -24,8 +24,17 @@ from . import Context
 _WRAPPER = "wrapper_paged"
 _LENGTHS = "paged_kernel_lens"
 _SUM = "paged_kernel_lens_sum"
-_FILLED_BY = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
-_GIVEN = _FILLED_BY | {"qo_indptr"}
+_GIVEN = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
+#: The plan's arguments beside its arrays.
+_SHAPE = (
+    "num_heads",
+    "head_dim_ckv",
+    "head_dim_kpe",
+    "page_size",
+    "sm_scale",
+    "q_data_type",
+    "kv_data_type",
+)
 
 
 def edits(context: Context) -> list[Edit]:
@@ -44,24 +53,23 @@ def _edit(context: Context) -> Edit:
     backend.require_names(begin, _WRAPPER, _LENGTHS, "spec_info")
     chain = _chain(backend, begin)
     fill = _fill(source, chain)
-    _refuse_unbound(source, begin, chain, fill)
-    line = source.first(chain)
-    indent = source.indent(line)
+    plan = find_plan_call(source, begin, _WRAPPER)
+    _refuse_unbound(source, begin, chain, fill, plan)
     lines = context.lines(
         "verify_indices",
         calls=("mlagen_bound_arrays",),
         lengths=_LENGTHS,
         sum=_SUM if _SUM in words(fill) else None,
         statement=_text(source, fill),
-        chain=source.text(line).removeprefix(indent),
+        arguments=plan.arguments,
     )
-    return Edit("verify-indices", line, indent, lines, replaces=1)
+    return before(source, "verify-indices", chain, lines)
 
 
 def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
     """The `if spec_info is None:` of the plan method, with the plan directly behind it.
 
-    Refused where something stands between them: it may count on what the chain made.
+    Refused where something stands between them: a return in front of the chain would skip it.
     """
     source = backend.source
     found = [
@@ -71,26 +79,19 @@ def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
     ]
     what = f"`if spec_info is None:` in {begin.name.value}"
     chain = source.exactly_one(found, what, line=source.first(begin))
-    behind = _behind(begin, chain)
+    block = list(begin.body.body)
     plan = find_plan_call(source, begin, _WRAPPER).statement
-    if behind is None or contains(chain, plan):
-        raise Refused("anchor-changed", f"{what} holds the plan", source.first(chain))
-    if not contains(behind, plan):
+    for statement in block[block.index(chain) + 1 :]:
+        if contains(statement, plan):
+            return chain
         raise Refused(
             "anchor-changed",
             f"a statement stands between {what} and the plan: "
-            f"{source.text(source.first(behind)).strip()}",
-            source.first(behind),
-            "it may count on what the chain made; move it, or patch this site by hand",
+            f"{source.text(source.first(statement)).strip()}",
+            source.first(statement),
+            "a captured graph would skip it; move it, or patch this site by hand",
         )
-    return chain
-
-
-def _behind(begin: cst.FunctionDef, chain: cst.If) -> cst.BaseStatement | None:
-    """The statement behind the chain."""
-    block = [statement for statement in begin.body.body if isinstance(statement, cst.BaseStatement)]
-    following = block[block.index(chain) + 1 :]
-    return following[0] if following else None
+    raise Refused("anchor-changed", f"{what} holds the plan", source.first(chain))
 
 
 def _fill(source: Source, chain: cst.If) -> cst.BaseStatement:
@@ -107,29 +108,36 @@ def _fills(statement: cst.BaseStatement | cst.BaseSmallStatement) -> bool:
     if not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
         return False
     given = {arg.value.value for arg in small.value.args if isinstance(arg.value, cst.Name)}
-    return given >= _FILLED_BY
+    return given >= _GIVEN
 
 
 def _refuse_unbound(
-    source: Source, begin: cst.FunctionDef, chain: cst.If, fill: cst.BaseStatement
+    source: Source,
+    begin: cst.FunctionDef,
+    chain: cst.If,
+    fill: cst.BaseStatement,
+    plan: PlanCall,
 ) -> None:
-    """Refuse where the statement, or the plan behind the chain, needs what the chain binds."""
-    inside = _bound(chain)
+    """Refuse where the statement, or the plan's shape, needs what is bound further down."""
+    inside = _bound(begin.body)
     outside = frozenset(p.name.value for p in walk(begin.params) if isinstance(p, cst.Param))
     for statement in begin.body.body:
         if statement is chain:
             break
         outside |= _bound(statement)
-    behind = _behind(begin, chain)
-    assert behind is not None
-    for what, statement in (("the call that fills kv_indices", fill), ("the plan", behind)):
-        own = _bound(statement)
-        lost = sorted((words(statement) & inside) - outside - _GIVEN - own)
+    shape = frozenset().union(
+        *(words(cst.parse_expression(plan.arguments[name])) for name in _SHAPE)
+    )
+    for what, needed, node in (
+        ("the call that fills kv_indices", words(fill) - _GIVEN, fill),
+        ("the plan", shape, plan.statement),
+    ):
+        lost = sorted((needed & inside) - outside)
         if lost:
             raise Refused(
                 "anchor-changed",
                 f"{what} needs {', '.join(lost)}, bound in a branch alone",
-                source.first(statement),
+                source.first(node),
                 f"bind it ahead of `if {source.code(chain.test)}:`, or patch this site by hand",
             )
 

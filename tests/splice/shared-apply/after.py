@@ -408,13 +408,14 @@ class FlashInferMLAIndicesUpdaterPrefill:
     ):
         bs = len(paged_kernel_lens)
 
-        # >>> mlagen verify-indices 82976fd13272
+        # >>> mlagen verify-indices 0537f6facef9
         if mlagen_request is not None and mlagen_request.bound is not None:
             # A captured graph: the index kernel fills its buffer in place, by lengths
             # on the GPU. No host sum sizes it, nothing is allocated or copied.
-            qo_indptr, kv_indptr, kv_indices, paged_kernel_lens = mlagen_bound_arrays(
-                mlagen_request, paged_kernel_lens
-            )
+            mlagen_arrays = mlagen_bound_arrays(mlagen_request, paged_kernel_lens)
+            paged_kernel_lens = mlagen_arrays.kv_len
+            kv_indptr = mlagen_arrays.kv_indptr
+            kv_indices = mlagen_arrays.kv_indices
             self.fill[(bs,)](
                 req_pool_indices,
                 paged_kernel_lens,
@@ -422,10 +423,22 @@ class FlashInferMLAIndicesUpdaterPrefill:
                 None,
                 kv_indices,
             )
-        elif spec_info is None:
-        # --- mlagen replaced 1 line:
-        # |        if spec_info is None:
+            mlagen_request.plan(
+                mlagen_request,
+                mlagen_arrays,
+                MlagenShape(
+                    num_heads=self.num_local_heads,
+                    head_dim_ckv=self.rank,
+                    head_dim_kpe=self.rope,
+                    page_size=1,
+                    sm_scale=self.scale,
+                    q_data_type=self.q_dtype,
+                    kv_data_type=self.dtype,
+                ),
+            )
+            return
         # <<< mlagen verify-indices
+        if spec_info is None:
             kv_indptr = self.indptr_of(paged_kernel_lens)
             kv_indices = self.room(kv_indptr)
             self.fill[(bs,)](
