@@ -188,11 +188,77 @@ def older_than_in_graph(version: str) -> bool:
     ],
 )
 def test_in_releases(version: str) -> None:
-    check_all_sites(
-        sglang_file(version),
-        in_graph=not older_than_in_graph(version),
-        verify=version != "0.4.3.post4",
-    )
+    data = sglang_file(version)
+    drafts = version != "0.4.3.post4"
+    check_all_sites(data, in_graph=not older_than_in_graph(version), verify=drafts)
+    edits = edits_of(located(data))
+    assert ("draft-sum" in edits) == drafts
+    # From 0.5.20 on decode compares the sum where page numbers may have to be translated.
+    compared = [line for line in edits["replay-decode"].lines if "needs_read_translate" in line]
+    assert len(compared) == (b".needs_read_translate" in data)
+    for name in ("draft-decode", "decode"):
+        alone = edits_of(located(data, device_spec(name)))
+        assert ("draft-sum" in alone) == (name == "draft-decode" and drafts)
+        asked = any("needs_read_translate" in line for line in alone["replay-decode"].lines)
+        assert asked == (name == "decode" and bool(compared))
+    host = edits_of(located(data, spec()))
+    assert "draft-sum" not in host
+    assert not any("seq_lens_sum" in line for line in host["replay-decode"].lines)
+
+
+SUM = b"""\
+class FlashInferMLAMultiStepDraftBackend:
+    def common_template(self, forward_batch, kv_indices_buffer, call_fn: Callable):
+        bs = self.topk * forward_batch.batch_size
+        seq_lens_sum = forward_batch.seq_lens_sum
+        for i in range(self.speculative_num_steps - 1):
+            forward_batch.spec_info.kv_indices = kv_indices_buffer[i][: seq_lens_sum + bs * (i + 1)]
+            call_fn(i, forward_batch)
+"""
+
+
+def draft_class(*replacement: bytes) -> bytes:
+    """A miniature whose draft back end takes the sum, with a text of it replaced."""
+    data = before("pair")
+    start = data.index(b"class FlashInferMLAMultiStepDraftBackend:")
+    end = data.index(b"    def init_forward_metadata(self, forward_batch):", start)
+    draft = SUM.replace(*replacement) if replacement else SUM
+    assert not replacement or draft != SUM
+    head = b"    def __init__(self, runner, steps):\n        self.attn_backends = []\n\n"
+    draft = draft.replace(b"Backend:\n", b"Backend:\n" + head)
+    return data[:start] + draft + b"\n" + data[end:]
+
+
+def test_a_draft_chain_does_without_the_sum() -> None:
+    data = draft_class()
+    text = edited(data, located(data))
+    method = method_of(text, "FlashInferMLAMultiStepDraftBackend", "common_template")
+    _, taken, absent, *_ = map(ast.unparse, method.body)
+    assert taken == "seq_lens_sum = forward_batch.seq_lens_sum"
+    assert absent.splitlines() == [
+        "if seq_lens_sum is None:",
+        "    mlagen_room = kv_indices_buffer.shape[1] - bs * self.speculative_num_steps",
+        "    seq_lens_sum = mlagen_room // self.topk",
+    ]
+
+
+@pytest.mark.parametrize(
+    "replacement",
+    [
+        (b"kv_indices_buffer", b"buffer"),
+        (b"self.topk", b"self.width"),
+        (b"self.speculative_num_steps", b"self.steps"),
+        (b"        bs = self.topk", b"        rows = self.topk"),
+        (b"seq_lens_sum = forward_batch.seq_lens_sum", b"seq_lens_sum = sum(forward_batch.lens)"),
+    ],
+)
+def test_a_sum_that_is_taken_in_another_way_is_left_alone(
+    replacement: tuple[bytes, bytes],
+) -> None:
+    """None is an error there, and SGLang's own."""
+    target = located(draft_class(*replacement))
+    assert not target.refusals
+    assert "draft-sum" not in edits_of(target)
 
 
 @pytest.mark.parametrize("shape", GOLDEN)

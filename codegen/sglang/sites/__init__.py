@@ -62,6 +62,7 @@ def all_sites() -> Mapping[str, Site]:
         capture_verify,
         decode_updater,
         draft_step,
+        draft_sum,
         eager_draft,
         eager_extend,
         eager_verify,
@@ -89,6 +90,7 @@ def all_sites() -> Mapping[str, Site]:
         Site("decode-updater", DECODE_REPLAY | DRAFT, decode_updater.edits),
         Site("prefill-updater", VERIFY_REPLAY | VERIFY_EAGER | EXTEND, prefill_updater.edits),
         Site("verify-indices", VERIFY_REPLAY, verify_indices.edits, whose=filled_in_place),
+        Site("draft-sum", DRAFT, draft_sum.edits, whose=planned_on_device),
         Site("multi-step", DECODE_REPLAY | DRAFT, multi_step.edits),
     )
     return {site.name: site for site in sites}
