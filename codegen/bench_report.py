@@ -438,8 +438,9 @@ not counted.
 - **FlashInfer's, host arrays**: the same with pinned host arrays.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
-- **mlagen's**: the rendered functions, called as a patched SGLang calls them. The index kernel
-  fills the captured buffer in place, by two small kernels' lengths; nothing is copied.
+- **mlagen's**: the rendered functions, called as a patched SGLang calls them, up to 0.5.19. The
+  index kernel fills the captured buffer in place, by two small kernels' lengths; nothing is copied.
+  From 0.5.20 on SGLang's own way is kept, with a copy as above.
 - **device, launched**: a captured graph is planned by a kernel on the GPU (`planner: device`),
   which is launched before the replay. Counted is the host's time for the request and that launch.
   The lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans. Page

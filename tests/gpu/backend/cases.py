@@ -237,6 +237,10 @@ def test_the_host_may_run_ahead(world: World, mode: Mode) -> None:
 def test_verify_indices_are_filled_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """By SGLang's own index kernel; the plan finds nothing to copy."""
     module = world.patched.module
+    if not hasattr(module, "mlagen_bound_arrays"):
+        pytest.skip(
+            "this release fills by a method, with several blocks a request: the plan copies"
+        )
     right: Callable[..., Any] = module.mlagen_bound_arrays
     given: list[Any] = []
 
