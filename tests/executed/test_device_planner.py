@@ -210,11 +210,27 @@ def test_lengths_at_another_place_reach_the_graph(release: str) -> None:
         assert waits == ()
 
 
+def tell_no_lengths(s: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the host is told neither lengths nor their sum."""
+    for name in ("graph", "draft", "eager"):
+        make = getattr(s._batches, name)
+
+        def untold(*given: Any, make: Any = make, **named: Any) -> Any:
+            batch = make(*given, **named)
+            batch.seq_lens_cpu = batch.seq_lens_sum = None
+            return batch
+
+        monkeypatch.setattr(s._batches, name, untold)
+
+
 @pytest.mark.parametrize("release", BEFORE)
-def test_where_nothing_can_be_recorded_each_replay_launches(release: str) -> None:
+def test_where_nothing_can_be_recorded_each_replay_launches(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     s, kernel = session_of(release)
     s.capture_decode(BATCH)
     s.capture_verify(BATCH, NDT)
+    tell_no_lengths(s, monkeypatch)
     for lens in BATCHES:
         launched = kernel.launched
         done = s.replay_decode(lens, bs=BATCH)
@@ -231,9 +247,10 @@ def test_where_nothing_can_be_recorded_each_replay_launches(release: str) -> Non
 
 
 @pytest.mark.parametrize("release", BEFORE)
-def test_a_draft_chain(release: str) -> None:
+def test_a_draft_chain(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     s, kernel = session_of(release)
     s.capture_draft(BATCH, STEPS)
+    tell_no_lengths(s, monkeypatch)
     for lens in BATCHES:
         launched = kernel.launched
         done = s.replay_draft(lens, bs=BATCH)
@@ -243,6 +260,22 @@ def test_a_draft_chain(release: str) -> None:
             assert launch.plan is record
             assert launch.tokens == s.tokens(plus(lens, step + 1), bs=BATCH, pad=step + 2)
         assert done.waits == ()
+
+
+@pytest.mark.parametrize("release", [*BEFORE, *RELEASES])
+def test_an_eager_draft_chain_without_a_sum(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is planned on the host, from lengths that are read back: one wait a step. The indices that
+    it is given are longer than they need be, and never too short."""
+    s, _ = session_of(release)
+    s.eager_draft([10, 20], STEPS)  # the first plan of a wrapper is FlashInfer's own
+    tell_no_lengths(s, monkeypatch)
+    for lens in ([30], [5, 6, 7], [8, 9]):
+        done = s.eager_draft(lens, STEPS)
+        records = done.records[-(STEPS - 1) :]
+        assert [r.arrays for r in records] == [expected.draft(lens, i) for i in range(STEPS - 1)]
+        for step, launch in enumerate(done.launches):
+            assert launch.tokens == s.tokens(plus(lens, step + 1))
+        assert len(done.waits) == STEPS - 1
 
 
 @pytest.mark.parametrize("told", [None, 0, "the sum"])

@@ -202,10 +202,7 @@ class Graph:
             if padded or not self._mode.draft:
                 given[name] = buffer
         if not self._backends.told:
-            given["seq_lens_cpu"] = None
-            # A wrong number, not None: the draft chain slices its index buffer by it, as does
-            # decode over a unified pool (0.5.17), and checks that it fits (0.5.17 on).
-            given["seq_lens_sum"] = 0
+            given["seq_lens_cpu"] = given["seq_lens_sum"] = None
         return SimpleNamespace(**given)
 
     def _step(self, batch: Batch) -> list[torch.Tensor]:
