@@ -14,7 +14,6 @@ Which cluster computes a piece, and when, changes no bit of the result; where ti
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -172,15 +171,45 @@ def merges_of(
 
 
 def deal(work: Work, order: Sequence[Piece]) -> list[list[Piece]]:
-    """Give each piece of `order` to the least loaded cluster. Of clusters with the same load
-    FlashInfer takes another than this does; the loads come out the same."""
+    """Give each piece of `order` to the least loaded cluster: in the pieces' own order FlashInfer's
+    plan to the byte. Of clusters with the same load it takes the one that is on top of its heap."""
     heap = [(0, cluster) for cluster in range(work.clusters)]
     dealt: list[list[Piece]] = [[] for _ in heap]
     for piece in order:
-        load, cluster = heapq.heappop(heap)
-        heapq.heappush(heap, (load + work.cost(piece), cluster))
+        load, cluster = _take(heap)
+        _put(heap, (load + work.cost(piece), cluster))
         dealt[cluster].append(piece)
     return dealt
+
+
+def _put(heap: list[tuple[int, int]], entry: tuple[int, int]) -> None:
+    """Add an entry at the heap's end; it rises past those of higher load, not of the same."""
+    heap.append(entry)
+    _rise(heap, len(heap) - 1, entry)
+
+
+def _rise(heap: list[tuple[int, int]], place: int, entry: tuple[int, int]) -> None:
+    while place > 0 and heap[(place - 1) // 2][0] > entry[0]:
+        heap[place] = heap[(place - 1) // 2]
+        place = (place - 1) // 2
+    heap[place] = entry
+
+
+def _take(heap: list[tuple[int, int]]) -> tuple[int, int]:
+    """The entry on top. As in libstdc++ the gap is sunk to the bottom first, to the right where
+    both sides have the same load, and the last entry rises from there."""
+    top, last = heap[0], heap.pop()
+    if not heap:
+        return top
+    place = 0
+    while 2 * place + 1 < len(heap):
+        child = 2 * place + 2
+        if child == len(heap) or heap[child][0] > heap[child - 1][0]:
+            child -= 1
+        heap[place] = heap[child]
+        place = child
+    _rise(heap, place, last)
+    return top
 
 
 def loads(work: Work, dealt: Sequence[Sequence[Piece]]) -> list[int]:
