@@ -291,8 +291,8 @@ def _shape(one: Setting) -> tuple[int, int, str, float, bool]:
 
 def _others(first: Iterable[_T], second: Iterable[_T], key: Callable[[_T], Hashable]) -> list[_T]:
     """What only the second has."""
-    known = {key(one) for one in first}
-    return [one for one in second if key(one) not in known]
+    there = {key(one) for one in first}
+    return [one for one in second if key(one) not in there]
 
 
 def _read(path: Path) -> Result:

@@ -6,7 +6,7 @@ No figure is typed by hand anywhere: what stands in docs/ is made here, from fil
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mode
 from typing import Any
@@ -25,9 +25,11 @@ from .bench import (
     STOCK,
     UPSTREAM,
     Cell,
+    Condition,
     Moved,
     Plans,
     Result,
+    Samples,
     Setting,
     bars,
 )
@@ -119,7 +121,7 @@ def _plan_summary(results: Sequence[Result]) -> list[str]:
         for cell in sorted(plan.cells, key=lambda cell: cell.batch):
             if cell.length != length:
                 continue
-            times = [_idle_and_busy(cell, name) for name in names]
+            times = [_idle_and_busy(cell.samples, name) for name in names]
             rows.append([result.flashinfer, str(cell.batch), *times])
     length = middle_length(measured[0][1])
     head = ["FlashInfer", "batch", *(CONTENDERS[name] for name in names)]
@@ -136,10 +138,10 @@ def _names(cells: Iterable[Cell]) -> list[str]:
     return [name for name in CONTENDERS if name in found]
 
 
-def _idle_and_busy(cell: Cell, name: str) -> str:
-    if name not in cell.idle:
-        return ""
-    return " / ".join(f"{spread(cell.samples(c)[name]).median:.0f}" for c in CONDITIONS)
+def _idle_and_busy(samples: Callable[[Condition], Samples], name: str) -> str:
+    """Medians of one contender; nothing where it was not measured."""
+    found = [samples(condition) for condition in CONDITIONS]
+    return " / ".join(f"{spread(one[name]).median:.0f}" for one in found if name in one)
 
 
 def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> list[str]:
@@ -149,7 +151,7 @@ def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> li
     for result, plan in measured:
         cell = _focus(plan)
         moved = {row.contender: row for row in plan.bytes if row.batch == cell.batch}
-        whole = [_whole(cell, name) for name in names]
+        whole = ["" if name == FLOOR else _idle_and_busy(cell.whole, name) for name in names]
         rows.append([result.flashinfer, "µs with the index kernel's arrays", *whole])
         waits = [_waits(plan, cell.batch, name) for name in names]
         rows.append([result.flashinfer, "waits for the GPU", *waits])
@@ -159,12 +161,6 @@ def _costs(measured: Iterable[tuple[Result, Plans]], names: Sequence[str]) -> li
     title = f"Of one plan at batch {FOCUS}:"
     head = ["FlashInfer", "", *(CONTENDERS[name] for name in names)]
     return [title, table(head, rows)]
-
-
-def _whole(cell: Cell, name: str) -> str:
-    if name not in cell.idle or name == FLOOR:
-        return ""
-    return " / ".join(f"{spread(cell.whole(c)[name]).median:.0f}" for c in CONDITIONS)
 
 
 def _waits(plan: Plans, batch: int, name: str) -> str:
@@ -359,11 +355,8 @@ def _index_arrays(plan: Plans) -> list[str]:
     names = [name for name in _names(plan.cells) if name != FLOOR]
     rows = []
     for cell in sorted(plan.cells, key=lambda c: (c.length, c.batch)):
-        both = [
-            " / ".join(f"{spread(cell.arrays(c)[name]).median:.0f}" for c in CONDITIONS)
-            for name in names
-        ]
-        rows.append([str(cell.batch), thousands(cell.length), *both])
+        times = [_idle_and_busy(cell.arrays, name) for name in names]
+        rows.append([str(cell.batch), thousands(cell.length), *times])
     title = "Host µs of the arrays that the index kernel is given, GPU idle / busy (medians):"
     return [title, table(["batch", "tokens", *(CONTENDERS[name] for name in names)], rows)]
 
