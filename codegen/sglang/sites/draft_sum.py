@@ -15,8 +15,9 @@ from ..edits import Edit, after
 from ..nodes import alone, bound_by, words
 from . import Context
 
-_BUFFER = "kv_indices_buffer"
-_ROWS, _TOPK, _STEPS = "bs", "topk", "speculative_num_steps"
+#: What the lines name: a parameter of the method, and what it uses itself.
+_BUFFER, _ROWS = "kv_indices_buffer", "bs"
+_USED = frozenset({"topk", "speculative_num_steps"})
 
 
 def edits(context: Context) -> list[Edit]:
@@ -27,15 +28,13 @@ def edits(context: Context) -> list[Edit]:
     owner = source.one_class(names["draft-backend-class"])
     method = source.one_method(owner, names["draft-loop-method"])
     parameters = {param.name.value for param in method.params.params}
-    if _BUFFER not in parameters or not {_TOPK, _STEPS} <= words(method.body):
+    if _BUFFER not in parameters or not words(method.body) >= _USED:
         return []
     bound: set[str] = set()
     for statement in method.body.body:
         taken = _sum_taken(statement)
         if taken is not None and _ROWS in bound:
-            lines = context.lines(
-                "draft_sum", sum=taken, buffer=_BUFFER, rows=_ROWS, topk=_TOPK, steps=_STEPS
-            )
+            lines = context.lines("draft_sum", sum=taken)
             return [after(source, "draft-sum", statement, lines)]
         if isinstance(statement, cst.SimpleStatementLine):
             for small in statement.body:

@@ -10,7 +10,7 @@ import libcst as cst
 
 from ..backend import CallSite
 from ..edits import Edit, add_arguments, instead
-from ..nodes import self_attribute, walk
+from ..nodes import self_attribute, words
 from ..source import Refused, Source
 from . import REQUEST, Context
 from .upstream import is_array_work, is_assertion, refuse_statement
@@ -61,13 +61,11 @@ def _own_statements(source: Source, site: CallSite, keywords: str) -> list[cst.B
 def _compares_sum(context: Context, site: CallSite) -> bool:
     """Whether a decode that the GPU plans may be without a sum of lengths, but for a comparison in
     SGLang's own lines: 0.5.20 on, where page numbers may have to be translated."""
-    source = context.backend.source
-    known = {node.attr.value for node in walk(source.module) if isinstance(node, cst.Attribute)}
     parameters = {param.name.value for param in site.function.params.params}
     return (
         "decode" in context.device
-        and {"needs_read_translate", "kv_index_translator"} <= known
         and "seq_lens_sum" in parameters
+        and words(context.backend.source.module) >= {"needs_read_translate", "kv_index_translator"}
     )
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import libcst as cst
 
-from ..backend import Backend
 from ..edits import Edit, before
 from ..nodes import alone, bound_by, contains, walk, words
 from ..plan_call import PlanCall, find_plan_call
@@ -54,12 +53,12 @@ def _edit(context: Context, *, launched: bool = False) -> Edit:
     source = backend.source
     _, _, begin = backend.updater("prefill-updater-class")
     backend.require_names(begin, _WRAPPER, _LENGTHS, "spec_info")
-    chain = _chain(backend, begin)
+    plan = find_plan_call(source, begin, _WRAPPER)
+    chain = _chain(source, begin, plan)
     fill = _fill(source, chain)
     if launched and not _launches(fill):
         what = "the call that fills kv_indices launches no kernel itself"
         raise Refused("anchor-changed", what, source.first(fill))
-    plan = find_plan_call(source, begin, _WRAPPER)
     _refuse_unbound(source, begin, chain, fill, plan)
     lines = context.lines(
         "verify_indices",
@@ -72,12 +71,11 @@ def _edit(context: Context, *, launched: bool = False) -> Edit:
     return before(source, "verify-indices", chain, lines)
 
 
-def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
+def _chain(source: Source, begin: cst.FunctionDef, plan: PlanCall) -> cst.If:
     """The `if spec_info is None:` of the plan method, with the plan directly behind it.
 
     Refused where something stands between them: a return in front of the chain would skip it.
     """
-    source = backend.source
     found = [
         statement
         for statement in begin.body.body
@@ -86,9 +84,8 @@ def _chain(backend: Backend, begin: cst.FunctionDef) -> cst.If:
     what = f"`if spec_info is None:` in {begin.name.value}"
     chain = source.exactly_one(found, what, line=source.first(begin))
     block = list(begin.body.body)
-    plan = find_plan_call(source, begin, _WRAPPER).statement
     for statement in block[block.index(chain) + 1 :]:
-        if contains(statement, plan):
+        if contains(statement, plan.statement):
             return chain
         raise Refused(
             "anchor-changed",
