@@ -354,8 +354,7 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
     replay = slots.get(("target-verify", "replay", False))
     if context["on_device"]:
         fragments.append(_fragment("onto_device", "hooks", "hooks/device.py.jinja", context))
-    if context["in_place"]:
-        assert replay is not None
+    if replay is not None and filled_in_place(replay):
         scope = {**context, "verify_device": replay.planner == "device"}
         fragments.append(_fragment("bound", "hooks", "hooks/bound.py.jinja", scope))
     if any(decoding.values()):
