@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from mlagen.codegen.render import render, render_module
 from tests.judge.miniature import COPIES, STAGES
 from tests.schedule.dealing import deal_in_rounds, deal_in_turns
-from tests.schedule.reference import Merge, Piece, Work, tiles_of, work_of
+from tests.schedule.reference import Merge, Piece, Work, deal, tiles_of, work_of
 from tests.specs import device_spec
 
 pytestmark = pytest.mark.skipif(
@@ -158,7 +158,9 @@ def check(kernel: Kernel, case: Case, *, void: bool = False) -> None:
     unused = work.blocks * work.clusters - len(work.merges)
     assert merges == [*map(numbers, work.merges), *[(0,) * 5] * unused]
     dealt = deal_in_turns(work)
-    if case.thorough:
+    if len(work.pieces) <= work.clusters:
+        dealt = deal(work, work.pieces)  # FlashInfer's own, to the byte
+    elif case.thorough:
         dealt = deal_in_rounds(work, fixed=FIXED[work.blocks])
     spans = itertools.pairwise(wrote["begins"])
     assert [pieces[begin:end] for begin, end in spans] == [list(map(numbers, p)) for p in dealt]
@@ -383,7 +385,7 @@ def test_what_is_compiled_for_a_graph(
     blocks = 2 if tokens * heads > 64 else 1
     clusters = 132 // blocks
     assert given[1:5] == (tokens, batch, 4000, 1000)
-    assert given[10:20] == (
+    assert given[11:22] == (
         tokens,
         heads,
         tokens > 1,
@@ -394,8 +396,12 @@ def test_what_is_compiled_for_a_graph(
         256,
         FIXED[blocks],
         True,
+        batch * -(-tokens * heads // (64 * blocks)) <= clusters,
     )
-    assert given[20:] == tuple(range(16, 16 * 15, 16))  # offsets in int32
+    assert given[22:] == tuple(range(16, 16 * 15, 16))  # offsets in int32
+    turns, of_each = given[10].tolist()
+    assert [turns[place] for place in of_each] == list(range(clusters))
+    assert given[10].dtype == emitted.torch.int32
     assert [array.numel() for array in given[6:9]] == [batch + 1, batch + 1, batch]
     assert given[5].dtype == emitted.torch.int32
 
@@ -409,8 +415,8 @@ def test_the_kernel_takes_what_it_is_given(emitted: Emitted) -> None:
     emitted.device(3, 1, 128).launch(emitted.lengths(3))
     ((given, _),) = emitted.launches.made
     assert len(given) == len(parameters)
-    assert parameters[20:23] == ["Q_INDPTR", "KV_INDPTR", "PARTIAL_INDPTR"]
-    assert parameters[18:20] == ["FIXED", "THOROUGH"]
+    assert parameters[22:25] == ["Q_INDPTR", "KV_INDPTR", "PARTIAL_INDPTR"]
+    assert parameters[19:22] == ["FIXED", "THOROUGH", "FEW"]
     assert emitted.plans.MlagenDevicePlan.FIXED == FIXED
     assert emitted.plans.MlagenDevicePlan.MOST_TILES == MOST_TILES
 
@@ -419,7 +425,17 @@ def test_the_kernel_takes_what_it_is_given(emitted: Emitted) -> None:
 @pytest.mark.parametrize(("batch", "many"), [(66, False), (67, True)])
 def test_care_is_taken_where_it_pays(emitted: Emitted, layers: int, batch: int, many: bool) -> None:
     emitted.device(batch, 1, 128, layers=layers).launch(emitted.lengths(batch))
-    assert emitted.launches.made[0][0][19] == (many or layers > 1)
+    assert emitted.launches.made[0][0][20:22] == (many or layers > 1, not many)
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3, 7, 13, 66, 78, 132])
+def test_whose_turn_it_is_is_flashinfers(emitted: Emitted, clusters: int) -> None:
+    """Where no cluster gets a second piece."""
+    sizes = range(100, 100 + clusters)
+    pieces = tuple(Piece(n, 0, n, 0, -1, 1, size, 0, 0, size) for n, size in enumerate(sizes))
+    dealt = deal(Work(1, clusters, 1 << 20, pieces, (), 0), pieces)
+    turns = emitted.plans._mlagen_turns(clusters)
+    assert [dealt[cluster][0].request for cluster in turns] == list(range(clusters))
 
 
 def test_what_the_kernel_cannot_plan(emitted: Emitted) -> None:
