@@ -19,10 +19,15 @@ from typing import Any
 import pytest
 import torch
 
+from mlagen.codegen.prove import suite_of_rendering
 from mlagen.codegen.render import Rendered, render, render_module
 from mlagen.codegen.render_tests import test_files as files_of
+from tests.gpu.faults import DEVICE_FAULTS, FAULTS
 from tests.releases import plan_api, shipped
+from tests.specs import ON_DEVICE, Changes, spec_of
 
+#: FlashInfers whose generated tests have run on a GPU.
+VERSIONS = ("0.5.3", "0.6.17", "0.6.18", "0.7.2", "0.7.4")
 ALL = ("decode", "draft-decode", "verify", "draft-extend", "dcp")
 
 #: Runs at the start of a Python whose path it is on: a GPU that is a CPU.
@@ -205,6 +210,20 @@ def test_the_files_are_python(version: str, variants: tuple[str, ...]) -> None:
     assert set(files) == names | program | {"conftest.py", "support.py"}
     for name, text in files.items():
         compile(text, name, "exec")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("changes", "faults"), [((), FAULTS), (ON_DEVICE, DEVICE_FAULTS)], ids=["host", "device"]
+)
+def test_faults_fit_what_is_rendered(version: str, changes: Changes, faults: list[Any]) -> None:
+    """Planted on a GPU; that each is still a fault of the text, and Python, shows here."""
+    suite = suite_of_rendering(render(spec_of(changes), plan_api(version)))
+    for fault in faults:
+        file, right, wrong, _ = fault.values
+        text = suite.files[file].decode()
+        assert right in text, fault.id
+        compile(text.replace(right, wrong), file, "exec")
 
 
 @pytest.mark.parametrize("version", ["0.5.3", "0.7.2"])
