@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from .bench_attention import Attention, attention_bars
+from .bench_attention import Attention, Kernel, attention_bars
 from .bench_stats import (
     Bar,
     Case,
@@ -30,7 +30,7 @@ from .bench_stats import (
 from .errors import usage
 
 #: Of what the figures of plans mean; the script's is the same.
-VERSION: Final = 2
+VERSION: Final = 3
 #: Contenders by their names in the files, in the order of the tables.
 CONTENDERS: Final[Mapping[str, str]] = {
     "stock": "FlashInfer's",
@@ -67,6 +67,7 @@ class Cell(Data):
             makes the page numbers.
         outlasted: by contender, of how many plans the busy GPU was still busy when they returned.
         waits: by contender, waits for the GPU that PyTorch tells of.
+        set_aside: rounds that are not among these, idle or busy, as the host was slow at their end.
     """
 
     batch: int
@@ -77,6 +78,7 @@ class Cell(Data):
     arrays_busy: Samples
     outlasted: Mapping[str, int]
     waits: Mapping[str, int]
+    set_aside: int = 0
 
     def samples(self, condition: Condition) -> Samples:
         """Microseconds by contender."""
@@ -266,7 +268,7 @@ def _together(first: Result, second: Result, path: Path) -> Result:
 
 
 def _filled(first: Any, second: Any) -> Any:
-    """A part with the cells that only the second has; attention, which is quick, is not filled."""
+    """A part with the cells that only the second has."""
     if isinstance(first, Plans):
 
         def place(cell: Cell | Moved) -> tuple[int, int]:
@@ -280,13 +282,21 @@ def _filled(first: Any, second: Any) -> Any:
         others = _others(first.settings, second.settings, _shape)
         found = {"settings": (*first.settings, *others)}
     else:
-        return first
+        found = {
+            "cells": (*first.cells, *_others(first.cells, second.cells, str)),
+            "kernel": (*first.kernel, *_others(first.kernel, second.kernel, _care)),
+            "schedule": first.schedule or second.schedule,
+        }
     found["left_out"] = tuple(one for one in first.left_out if one in second.left_out)
     return first.model_copy(update=found)
 
 
 def _shape(one: Setting) -> tuple[int, int, str, float, bool]:
     return one.batch, one.length, one.mode, one.wanted_share, one.uneven
+
+
+def _care(kernel: Kernel) -> tuple[int, bool]:
+    return kernel.tiles, kernel.thorough
 
 
 def _others(first: Iterable[_T], second: Iterable[_T], key: Callable[[_T], Hashable]) -> list[_T]:

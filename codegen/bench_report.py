@@ -333,6 +333,7 @@ def _all_figures(result: Result) -> list[str]:
             parts.append(f"Host µs of a plan, GPU {condition}, median (p10-p90):")
             titles = [CONTENDERS[name] for name in names]
             parts.append(table(["batch", "tokens", *titles], rows))
+        parts += _set_aside(result.plan)
         parts += _index_arrays(result.plan)
         parts += _waits_and_bytes(result.plan)
     if result.loop is not None:
@@ -348,6 +349,19 @@ def _all_figures(result: Result) -> list[str]:
     if left_out:
         parts.append("Left out for want of time: " + "; ".join(left_out) + ".")
     return parts
+
+
+def _set_aside(plan: Plans) -> list[str]:
+    """How many rounds are not in the figures; nothing where none was left out."""
+    aside = sum(cell.set_aside for cell in plan.cells)
+    rounds = sum(
+        max(map(len, cell.samples(condition).values()))
+        for cell in plan.cells
+        for condition in CONDITIONS
+    )
+    if not aside:
+        return []
+    return [f"Rounds set aside, as the host was slow: {aside} of {aside + rounds}."]
 
 
 def _index_arrays(plan: Plans) -> list[str]:
@@ -420,7 +434,9 @@ lengths drawn within a quarter of the mean. The time is the host's, from host le
 return of the plan, with the arrays that it needs built. Between the two SGLang launches its index
 kernel, which makes the page numbers; the arrays on the GPU that it is given are counted apart, as
 they are no part of the plan. *Idle*: the GPU has nothing to do. *Busy*: some 4 ms of work are
-queued before. *Waits* are those that PyTorch's sync debug mode tells of.
+queued before. Hosts are shared, and go at two speeds: a round in which a plan that is always the
+same took more than 1.35 of its quickest is set aside and made again, for 25 s of a run at most;
+how many were is told below the figures. *Waits* are those that PyTorch's sync debug mode tells of.
 *Bytes* are those of copies between host and GPU in a trace of PyTorch's profiler; `≥` marks sizes
 that the planner itself tells, where no trace was to be had. Copies within the GPU or the host are
 not counted.
@@ -440,9 +456,10 @@ not counted.
   numbers are filled in place.
 - **device, in the graph**: the kernel is recorded in the graph, and the request is all that is
   left. The index kernel's lengths are made by the two small kernels.
-- **planner alone**: `wrapper._cached_module.plan(*nine)` as the release exposes it, its arrays made
-  before. Up to 0.6.18 it queues the copy to the device itself; from 0.7.0 it is the method of
-  FlashInfer's staging proxy, with its copy through fresh pinned memory.
+- **planner alone**: `wrapper._cached_module.plan(*nine)` as the release exposes it, its nine made
+  beforehand. As all others it is called behind the index kernel's arrays, which leave it caches as
+  cold as they find. Up to 0.6.18 it queues the copy to the device itself; from 0.7.0 it is the
+  method of FlashInfer's staging proxy, with its copy through fresh pinned memory.
 
 **The loop**: a step is two draft steps in one graph; target-verify in one graph, 61 attention
 layers over 4 KV pools in turn with matrix products between them; the accepted tokens' copy to the
@@ -477,7 +494,8 @@ is shared would be read from the L2 cache.
 
 Lengths: *uniform* from half the mean to three halves, *geometric* and *log-normal* (sigma 1) up to
 8 times the mean, *one long* (4 times the mean among requests of an eighth of it), *equal*. All but
-the equal ones are drawn three times, as one draw of 64 requests is one of many. A row is the
+the equal ones are drawn three times, as one draw of 64 requests is one of many; geometric and
+log-normal ones with 128 heads, where draws differ most, twelve times. A row is the
 geometric mean over the draws of their medians over the rounds; the bracket is the lowest and the
 highest draw's median, not the spread of the rounds. Each draw by itself is held to the same bits,
 to {NEVER_ABOVE:.2f} and to the plan's {PLAN_ASKED:.0%}; what is asked of large batches, and in the

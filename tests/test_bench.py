@@ -78,7 +78,7 @@ def result(version: str = "0.7.2", **changed: float) -> dict[str, Any]:
         }
         for mode in ("ahead", "fenced")
     ]
-    plan = {"version": 2, "busy_ms": 4.0, "tokens": 3, "heads": 16, "cells": cells, "bytes": moved}
+    plan = {"version": 3, "busy_ms": 4.0, "tokens": 3, "heads": 16, "cells": cells, "bytes": moved}
     loop = {"layers": 61, "host_ms": 1.0, "draft_steps": 2, "tokens": 3, "settings": settings}
     return {
         "kind": "mlagen-bench",
@@ -155,9 +155,10 @@ def test_two_results_of_one_version(tmp_path: Path) -> None:
         read(tmp_path, result(), result())
 
 
-@pytest.mark.parametrize("version", [None, 1, 3])
+@pytest.mark.parametrize("version", [None, 1, 2, 4])
 def test_plans_of_another_version_are_refused(tmp_path: Path, version: int | None) -> None:
-    """Before versions, the page numbers were copied within the plan, and no arrays were timed."""
+    """Before versions, the page numbers were copied within the plan, and no arrays were timed;
+    in version 2 the planner alone was called without the index kernel's arrays ahead of it."""
     content = result("0.6.18")
     del content["plan"]["version"]
     for cell in content["plan"]["cells"]:
@@ -172,7 +173,7 @@ def test_plans_of_another_version_are_refused(tmp_path: Path, version: int | Non
     ran = run("--from", str(paths[0]), "--from", str(paths[1]))
     assert ran.exit_code == 2
     assert f"{paths[1]}: " in ran.stderr
-    assert "which mean something else than those of 2; measure the part again" in ran.stderr
+    assert "which mean something else than those of 3; measure the part again" in ran.stderr
 
 
 def test_plans_without_the_arrays_are_refused(tmp_path: Path) -> None:
@@ -722,6 +723,37 @@ def test_what_one_run_left_out_another_has(tmp_path: Path) -> None:
     assert found.date == ", ".join(sorted({first["date"], "2026-02-01"}))
     with pytest.raises(UsageError, match="the part plan again"):
         read(tmp_path, result(), second)
+
+
+def test_attention_of_two_runs_is_put_together(tmp_path: Path) -> None:
+    """By draws; what both have is the first's."""
+    first, second = attention(), attention(mlagen=[70.0] * 5)
+    part, other = first["attention"], second["attention"]
+    kept = part["cells"][::2]
+    part.update(cells=kept, kernel=part["kernel"][:3], schedule=None, left_out=["one", "two"])
+    other.update(cells=other["cells"][1:], left_out=["two"])
+    other["kernel"][0]["us"] = [99.0] * 4
+    (found,) = read(tmp_path, first, second)
+    (whole,) = read(tmp_path, attention())
+    assert found.attention is not None
+    assert whole.attention is not None
+    assert sorted(map(str, found.attention.cells)) == sorted(map(str, whole.attention.cells))
+    assert sum(cell.mlagen == (70.0,) * 5 for cell in found.attention.cells) == len(
+        whole.attention.cells
+    ) - len(kept)
+    assert found.attention.kernel == whole.attention.kernel
+    assert found.attention.schedule == whole.attention.schedule
+    assert found.attention.left_out == ("two",)
+
+
+def test_rounds_that_were_set_aside_are_told(tmp_path: Path) -> None:
+    content = result()
+    assert "set aside, as" not in page(read(tmp_path, content), "plot.svg")
+    content["plan"]["cells"][1]["set_aside"] = 7
+    content["plan"]["cells"][2]["set_aside"] = 5
+    rounds = 60 * 2 * len(content["plan"]["cells"]) + 12
+    text = page(read(tmp_path, content), "plot.svg")
+    assert f"Rounds set aside, as the host was slow: 12 of {rounds}." in text
 
 
 def test_waits_are_those_that_most_lengths_agree_on(tmp_path: Path) -> None:

@@ -274,6 +274,8 @@ def _make_small(modules: dict[str, ModuleType], gpu: Any, patch: pytest.MonkeyPa
     cost, loop, support = modules["plan_cost"], modules["spec_loop"], modules["bench_support"]
     attention = modules["attention"]
     patch.setattr(cost, "PAGES", 97)
+    patch.setattr(cost.Host, "PATIENCE", 0.0)  # how quick this machine is matters to no test
+    patch.setattr(cost.Host, "LOOKS", 1)
     patch.setattr(attention, "PAGES", 4096)
     patch.setattr(attention, "LAYERS", 2)
     for name, value in (("LAYERS", 3), ("POOLS", 2), ("HIDDEN", 8), ("WIDTH", 128)):
@@ -388,8 +390,8 @@ def test_a_plan_in_place_needs_the_index_kernel(
 def test_the_index_kernel_is_given_the_lengths_of_the_pass(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the GPU, by all contenders but the planner alone, whoever planned before; in the captured
-    buffers where it fills in place."""
+    """On the GPU, by all contenders, whoever planned before; in the captured buffers where it fills
+    in place. The planner alone knows of no page numbers: its arrays are SGLang's."""
     with machine(version, tmp_path, monkeypatch) as host:
         cell = host.plan_cost.Cell(3, 8)
         cell.check()
@@ -397,24 +399,119 @@ def test_the_index_kernel_is_given_the_lengths_of_the_pass(
             cell.load(inputs)
             for contender in cell.contenders:
                 wrapper = cell.wrapper_of(contender)
+                in_place = contender.in_place and contender is not cell.floor
                 request = contender.request_verify(wrapper, inputs)
                 arrays = contender.arrays_verify(wrapper, inputs, request)
-                if contender is cell.floor:
-                    assert (request, arrays) == (None, None)
-                    continue
                 qo_indptr, kv_indptr, kv_indices = (
-                    (arrays.qo_indptr, arrays.kv_indptr, arrays.kv_indices)
-                    if contender.in_place
-                    else arrays
+                    (arrays.qo_indptr, arrays.kv_indptr, arrays.kv_indices) if in_place else arrays
                 )
                 assert all(array.is_cuda for array in (qo_indptr, kv_indptr, kv_indices))
                 assert qo_indptr.tolist() == inputs.qo_indptr.tolist(), contender.name
                 assert kv_indptr.tolist() == inputs.kv_indptr.tolist(), contender.name
-                assert (kv_indices is cell.kv_indices_buf) is contender.in_place
-                if contender.in_place:
+                assert (kv_indices is cell.kv_indices_buf) is in_place
+                if in_place:
                     assert arrays.kv_len.tolist() == inputs.kv_len.tolist()
                 else:
                     assert kv_indices.numel() == inputs.kv_indices.numel()
+
+
+class Unhurried:
+    """A host that is slow at the end of these rounds, counted from those that count."""
+
+    def __init__(self, slow: list[int], patience: int = 9) -> None:
+        self.slow, self.patience, self.rounds = slow, patience, 0
+        self.awaited = 0
+
+    def await_quick(self) -> None:
+        self.awaited += 1
+
+    def quick(self) -> bool:
+        self.rounds += 1
+        return self.rounds - 1 not in self.slow
+
+    def lose(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.patience -= 1
+
+    @property
+    def patient(self) -> bool:
+        return self.patience > 0
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize(
+    ("slow", "patience", "aside", "kept"),
+    [
+        ([], 9, 0, [0, 1, 2]),
+        ([0], 9, 1, [1, 2, 3]),
+        ([1, 2, 4], 9, 3, [0, 3, 5]),
+        ([0, 1, 2], 2, 2, [2, 3, 4]),  # then what there is has to do
+        ([0, 1, 2], 0, 0, [0, 1, 2]),
+    ],
+)
+def test_rounds_of_a_slow_host_are_set_aside(
+    busy: bool,
+    slow: list[int],
+    patience: int,
+    aside: int,
+    kept: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And made again, for all contenders at once."""
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        cell = host.plan_cost.Cell(3, 8)
+        made = iter(range(-host.plan_cost.WARM_UP, 100))
+
+        def numbered(cell: Any, inputs: Any, busy: bool) -> Any:
+            number = next(made)
+            return {c.name: (float(number), number + 0.5, busy) for c in cell.contenders}
+
+        monkeypatch.setattr(host.plan_cost, "_round", numbered)
+        other = Unhurried(slow, patience)
+        found, count = host.plan_cost.time_plans(cell, 3, busy, other)
+    assert count == aside
+    assert other.awaited == host.plan_cost.WARM_UP + aside + 3
+    for times in found.values():
+        assert times["us"] == kept
+        assert times["arrays"] == [number + 0.5 for number in kept]
+        assert times["outlasted"] == (3 if busy else None)
+
+
+def test_how_quick_the_host_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the quickest so far, also where that came late; with patience for so long."""
+    with machine("0.7.2", tmp_path, monkeypatch) as machine_:
+        cost = machine_.plan_cost
+        monkeypatch.setattr(cost.Host, "PATIENCE", 0.2)
+        monkeypatch.setattr(cost.Host, "LOOKS", 3)
+        now, slept = [0.0], []
+        taken = iter([9.0, 2.0, 9.0, 1.5, 9.0, 1.4])  # at first: into the caches, then timed
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+
+        clock = SimpleNamespace(perf_counter=lambda: now[0], perf_counter_ns=lambda: 0, sleep=sleep)
+        monkeypatch.setattr(cost, "time", clock)
+
+        def plan(self: Any, wrapper: Any, inputs: Any) -> None:
+            now[0] += next(taken)
+
+        monkeypatch.setattr(cost.Floor, "plan_verify", plan)
+        host = cost.Host(3, 8)
+        assert slept == [0.01] * 3
+        taken = iter([9.0, 1.4 * 1.3])
+        assert host.quick()
+        taken = iter([1.0, 1.4 * 1.4])
+        assert not host.quick()
+        taken = iter([9.0, 1.0, 9.0, 1.34, 9.0, 1.36])
+        assert [host.quick() for _ in range(3)] == [True, True, False]
+        taken = iter([9.0, 3.0, 9.0, 3.0, 9.0, 1.2])
+        host.await_quick()
+        assert slept[3:] == [0.05] * 2
+        taken = iter([9.0, 3.0] * 99)
+        host.await_quick()
+        assert slept[3:] == [0.05] * 4
+        assert not host.patient
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -447,10 +544,13 @@ def test_arrays_are_timed_apart(
         for contender in cell.contenders:
             for step in steps:
                 slow(contender, step)
-        clock = SimpleNamespace(perf_counter_ns=lambda: sum(steps[step] for step in asked))
+        clock = SimpleNamespace(
+            perf_counter_ns=lambda: sum(steps[step] for step in asked), perf_counter=lambda: 0.0
+        )
         monkeypatch.setattr(host.plan_cost, "time", clock)
-        found = host.plan_cost.time_plans(cell, 3, busy)
+        found, aside = host.plan_cost.time_plans(cell, 3, busy, Unhurried([]))
         rounds = host.plan_cost.WARM_UP + 3
+    assert aside == 0
     assert asked == list(steps) * len(cell.contenders) * 2 * rounds
     assert set(found) == {contender.name for contender in cell.contenders}
     for taken in found.values():
@@ -489,7 +589,7 @@ def test_a_wrong_plan_in_steps_is_not_published(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As plans are timed by themselves, of those that are in place: they copy nothing that could
-    tell, but the lengths are one too many."""
+    tell, but the lengths are wrong by one."""
     out = tmp_path / "result.json"
     with machine("0.7.2", tmp_path, monkeypatch) as host:
         contender = getattr(host.contenders, broken)
@@ -504,11 +604,12 @@ def test_a_wrong_plan_in_steps_is_not_published(
         else:
             request = contender.request_verify
 
-            def request_longer(self: Any, wrapper: Any, inputs: Any) -> Any:
-                lens = {"seq_lens": inputs.seq_lens + 1, "lens": inputs.lens + 1}
+            def request_wrong(self: Any, wrapper: Any, inputs: Any) -> Any:
+                off = -1 if broken == "Device" else 1  # the GPU's knows the longest context
+                lens = {"seq_lens": inputs.seq_lens + off, "lens": inputs.lens + off}
                 return request(self, wrapper, replace(inputs, **lens))
 
-            monkeypatch.setattr(contender, "request_verify", request_longer)
+            monkeypatch.setattr(contender, "request_verify", request_wrong)
         asked = ["--parts=plan", "--batches=3", "--lengths=8"]
         monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
         assert host.run.main() == 3
@@ -738,17 +839,24 @@ def test_cases_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         kinds = [case for case in cases if isinstance(case, host.attention.Case)]
         assert all(case.batch * case.length < 1 << 22 for case in kinds)
         uneven = 165 * 4 // 5
-        assert len({str(case) for case in cases}) == len(cases) == 33 + 3 * uneven + 8 + 3 * 2
+        few = 33 + 3 * uneven + 8
+        assert len({str(case) for case in cases}) == len(cases) == few + 10 * 9 + 3 * 2
         assert all(case.draw == 0 for case in kinds if case.kind == "equal")
-        # Bars, the kernel, the rest; then the other draws.
+        # Bars, the kernel, the rest; then the other draws; more of where they differ most.
         order = [
             (case.draw > 0, 0 if case.batch >= 64 and case.length >= 4096 else 2)
             if isinstance(case, host.attention.Case)
             else (False, 1)
-            for case in cases[:-6]
+            for case in cases[:few]
         ]
         assert order == sorted(order)
         assert order.count((True, 0)) * 5 == order.count((False, 0)) * 8
+        more = cases[few:-6]
+        assert {(case.heads, case.batch >= 64, case.length >= 4096) for case in more} == {
+            (128, True, True)
+        }
+        assert {case.kind for case in more} == {"geometric", "log-normal"}
+        assert [case.draw for case in more] == sorted(list(range(3, 12)) * 10)
         assert {case.backend for case in kinds[-6:]} == {"fa2"}
         assert not any(case.draw for case in host.attention.cases_of(True))
         for kind in host.attention.KINDS:
