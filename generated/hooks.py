@@ -77,8 +77,8 @@ def _mlagen_fill(request: MlagenRequest, lens: torch.Tensor) -> None:
     request.kv_len.copy_(lens)
     if request.kv_len_of is not None:
         request.kv_lens[:] = request.kv_len_of(request.kv_lens)
-    elif request.added:
-        np.add(request.kv_lens, request.added, out=request.kv_lens)
+    elif request.shift is not None:
+        np.add(request.kv_lens, request.shift, out=request.kv_lens)
     _mlagen_count_pages(request)
 
 
@@ -177,6 +177,8 @@ def _mlagen_captured(
         host_lens=host_lens,
         kv_len_of=kv_len_of,
         added=added,
+        # Without dimensions: a Python number is converted anew at each replay.
+        shift=np.array(added, dtype=np.int32) if added else None,
     )
     _mlagen_check_arrays(request)
     return request

@@ -89,6 +89,7 @@ class MlagenRequest:
     # KV lengths of sequence lengths: by a function, or longer by so many tokens.
     kv_len_of: Optional[Callable[[np.ndarray], np.ndarray]] = None
     added: int = 0
+    shift: Optional[np.ndarray] = None  # added, for NumPy, if there is any
     bound: Optional[MlagenArrays] = None  # its buffers, where they are filled in place
 
 
