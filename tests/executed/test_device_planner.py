@@ -64,8 +64,8 @@ class PlanKernel:
 
     def run(
         self, seq_lens: Any, added: int, batch: int, most: int, pages: int, workspace: Any,
-        qo_indptr: Any, kv_indptr: Any, kv_len: Any, error: Any, tokens: int, heads: int,
-        causal: bool, *constants: Any,
+        qo_indptr: Any, kv_indptr: Any, kv_len: Any, error: Any, turns: Any, tokens: int,
+        heads: int, causal: bool, *constants: Any,
     ) -> None:  # fmt: skip
         lens = [length + added for length in seq_lens.tolist()[:batch]]
         assert max(lens) - added <= most
