@@ -81,14 +81,25 @@ def prepare(found: FoundTarget, spec: Spec, api: PlanApi) -> Patch:
     Raises EditedError where someone edited inside a region (with both texts where they can be
     found out), DriftError where an edit has no safe place.
     """
-    rendered = render(spec, api)
     header = header_for(spec, api)
     if edited_regions(found.data, found.label):
-        raise EditedError(*_edited_problems(found, spec, rendered, header))
+        raise EditedError(*_edited_problems(found, spec, api, header))
     original = provenance.remove_regions(found.data, path=found.label)
-    update = api.update is not None
-    target = locate(Source.parse(original, found.label), spec, public_update=update)
+    target, rendered = _rendered_for(Source.parse(original, found.label), spec, api)
     return Patch(found, original, splice(target, rendered, header), target, rendered)
+
+
+def _rendered_for(source: Source, spec: Spec, api: PlanApi) -> tuple[Target, Rendered]:
+    """The places in a file, and the functions without what it has no place for: releases that fill
+    a verify's indices by several blocks a request take no captured buffer, and early ones have no
+    pass that a plan could be recorded in."""
+    target = locate(source, spec, public_update=api.update is not None)
+    return target, render(
+        spec,
+        api,
+        in_place="mlagen_bound_arrays" in target.calls,
+        recorded="mlagen_record_plan" in target.calls,
+    )
 
 
 def header_for(spec: Spec, api: PlanApi) -> provenance.Header:
@@ -217,15 +228,14 @@ def staleness(found: FoundTarget, patch: Patch) -> str:
 
 
 def _edited_problems(
-    found: FoundTarget, spec: Spec, rendered: Rendered, header: provenance.Header
+    found: FoundTarget, spec: Spec, api: PlanApi, header: provenance.Header
 ) -> list[Problem]:
     """One problem a hand-edited region, with what mlagen would write where that is known."""
     expected: dict[str, str] = {}
     original = force_original(found.data, found.label)
     if original is not None:
         try:
-            update = rendered.api.update is not None
-            target = locate(Source.parse(original, found.label), spec, public_update=update)
+            target, rendered = _rendered_for(Source.parse(original, found.label), spec, api)
             patched = splice(target, rendered, header)
             expected = {
                 region.site: "".join(line + "\n" for line in region.emitted)

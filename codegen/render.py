@@ -2,7 +2,8 @@
 
 One Jinja environment for everything that is emitted. The plan functions and hooks come as
 *fragments*, each one or a few module-level definitions: `generated/` shows all of them, and
-a patch takes the ones that its target calls, letter for letter.
+a patch takes the ones that its target calls, letter for letter; but for `Rendered.in_place`
+and `recorded`, without which a few of them are shorter.
 """
 
 from __future__ import annotations
@@ -84,11 +85,18 @@ def identifiers(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """All fragments of one spec and one FlashInfer, in the order in which they are emitted."""
+    """All fragments of one spec and one FlashInfer, in the order in which they are emitted.
+
+    Attributes:
+        in_place: with what a file needs in which an index kernel fills a verify's captured buffer.
+        recorded: with what one needs in which a graph's pass may record its plan.
+    """
 
     fragments: tuple[Fragment, ...]
     api: PlanApi
     spec: Spec
+    in_place: bool = True
+    recorded: bool = True
 
     def needed_by(self, names: Iterable[str]) -> tuple[Fragment, ...]:
         """The fragments that define `names` and, transitively, what those use."""
@@ -146,8 +154,9 @@ MIRRORS = (
 )
 
 
-def render(spec: Spec, api: PlanApi) -> Rendered:
-    """Render every fragment for `spec` on the FlashInfer of `api`.
+def render(spec: Spec, api: PlanApi, *, in_place: bool = True, recorded: bool = True) -> Rendered:
+    """Render every fragment for `spec` on the FlashInfer of `api`; `in_place` and `recorded` as
+    `Rendered` has them: some files of SGLang have no use for these.
 
     Raises DriftError where FlashInfer's `run` reads state that mlagen cannot leave right.
     """
@@ -155,7 +164,8 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     context = {
         **context_of(api),
         "on_device": bool(device_variants(spec)),
-        "in_place": any(map(filled_in_place, spec.variants)),
+        "in_place": in_place and any(map(filled_in_place, spec.variants)),
+        "recorded": recorded,
     }
     fragments = [
         _fragment("notes", "plans", "plan/notes.py.jinja", context),
@@ -177,7 +187,7 @@ def render(spec: Spec, api: PlanApi) -> Rendered:
     fragments += _hook_fragments(spec, context)
     fixed = [name for f in fragments if f.variant is None for name in f.defines]
     check(spec, [*fixed, *IMPORTS, *_SGLANG_NAMES])
-    return Rendered(tuple(fragments), api, spec)
+    return Rendered(tuple(fragments), api, spec, in_place, recorded)
 
 
 def render_module(rendered: Rendered, module: str, header: Iterable[str]) -> str:
@@ -327,7 +337,7 @@ def _plan_fragments(variant: Variant, context: Mapping[str, Any]) -> list[Fragme
         "names": names_of(variant),
         "refreshes": ", ".join(variant.refresh) if variant.refresh else "no bound buffer",
         "kv_len_parameters": ", ".join(parameters),
-        "filled_in_place": filled_in_place(variant),
+        "filled_in_place": context["in_place"] and filled_in_place(variant),
     }
     kinds = ["kv_len"]
     kinds += ["graph"] if "replay" in variant.when else []
@@ -354,7 +364,9 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
     replay = slots.get(("target-verify", "replay", False))
     if context["on_device"]:
         fragments.append(_fragment("onto_device", "hooks", "hooks/device.py.jinja", context))
-    if replay is not None and filled_in_place(replay):
+        if context["recorded"]:
+            fragments.append(_fragment("record", "hooks", "hooks/record.py.jinja", context))
+    if context["in_place"] and replay is not None and filled_in_place(replay):
         scope = {**context, "verify_device": replay.planner == "device"}
         fragments.append(_fragment("bound", "hooks", "hooks/bound.py.jinja", scope))
     if any(decoding.values()):
@@ -393,7 +405,6 @@ def _entry(variant: Variant | None) -> dict[str, Any] | None:
         "vectors": _further_vectors(variant),
         "scalars": variant.kv_len.scalars,
         "on_device": variant.planner == "device",
-        "in_place": filled_in_place(variant),
         "shifts": variant.kv_len.shifts("seq_lens"),
     }
 
@@ -408,6 +419,7 @@ def _verify_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any
     return {
         **context,
         "entry": _entry(variant),
+        "filled_in_place": context["in_place"] and filled_in_place(variant),
         "tokens_scalar": variant.tokens.emit_scalar(),
         "uses_draft_token_num": "draft_token_num" in (*variant.tokens.names, *variant.kv_len.names),
         "uses_tile": any(re.search(r"\btile\b", operand) for operand in operands),

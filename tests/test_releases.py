@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,11 +19,14 @@ import pytest
 from mlagen.codegen.check import check_file
 from mlagen.codegen.errors import DriftError
 from mlagen.codegen.flashinfer.api import PlanApi
+from mlagen.codegen.names import bound_by
 from mlagen.codegen.patch import Patch, header_for, prepare, select
+from mlagen.codegen.prove import suite_of_file
 from mlagen.codegen.provenance import Region, find_regions, read_header, remove_regions
 from mlagen.codegen.render import render, render_module
 from mlagen.codegen.sglang.find import FoundTarget
-from mlagen.codegen.sglang.locate import locate
+from mlagen.codegen.sglang.locate import PLANS_SITE, locate
+from mlagen.codegen.spec import Spec
 from mlagen.codegen.splice import splice
 from tests.releases import (
     NEAREST_WHEEL,
@@ -33,6 +37,7 @@ from tests.releases import (
     sglang_file,
     shipped,
 )
+from tests.specs import device_spec
 from tests.splice.wiring import wiring
 
 DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.18", "0.5.23")
@@ -142,6 +147,25 @@ def test_parses_and_is_wired(release: Release) -> None:
     assert wiring(release.patched) == expected
 
 
+@pytest.mark.parametrize("spec", [shipped(), device_spec()], ids=["host", "device"])
+def test_nothing_that_is_emitted_is_unused(release: Release, spec: Spec) -> None:
+    """No function, class or constant; and no test asks for what the file has not."""
+    made = prepare(found(release.original), spec, release.api)
+    (plans,) = [region for region in find_regions(made.patched) if region.site == PLANS_SITE]
+    body = ast.parse("\n".join(plans.emitted)).body
+    defined = {name for node in body for name in bound_by(node)}
+    names = [node for node in ast.walk(ast.parse(made.patched)) if isinstance(node, ast.Name)]
+    used = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    assert defined - used - {"MlagenDevicePlan"} == set()  # in quotes, ahead of its definition
+    tests = [text for name, text in suite_of_file(made).files.items() if "/tests/" in name]
+    asked = {
+        name
+        for text in tests
+        for name in re.findall(r"\b(?:hooks|plans)\.(_?[Mm]lagen\w+)", text.decode())
+    }
+    assert asked <= defined
+
+
 def test_every_region_is_intact(release: Release) -> None:
     assert all(region.intact for region in release.regions)
     sites = [region.site for region in release.regions]
@@ -215,7 +239,9 @@ def test_there_and_back_to_another_flashinfer(release: Release) -> None:
 
 
 def test_plans_are_those_of_generated(release: Release) -> None:
-    rendered = render(shipped(), release.api)
+    in_place = b"def mlagen_bound_arrays(" in release.patched
+    rendered = render(shipped(), release.api, in_place=in_place, recorded=False)
+    assert release.patch.rendered == rendered
     modules = {name: render_module(rendered, name, ()) for name in ("plans", "hooks")}
     (plans,) = [region for region in release.regions if region.site == "plans"]
     text = "\n".join(plans.emitted) + "\n"

@@ -47,9 +47,8 @@ from support import (
     draw_lengths,
     eager_wrapper,
     hooks,
-    keep_gpu_busy,
-    no_waits,
     on_host,
+    outlasts,
     plans,
     same_bits,
     torch,
@@ -159,9 +158,8 @@ class Shard(Graph):
         shares = [self.share(batch) for batch in batches]
         outs = self.out.new_full((len(shares), *self.out.shape), float("nan"))
         lses = self.lse.new_full((len(shares), *self.lse.shape), float("nan"))
-        torch.cuda.synchronize()
-        busy = keep_gpu_busy(milliseconds=100)
-        with no_waits():
+
+        def replay_all() -> None:
             for batch, share, out, lse in zip(batches, shares, outs, lses, strict=True):
                 self.poison()
                 self.write_indices(share)
@@ -173,9 +171,9 @@ class Shard(Graph):
                 self.graph.replay()
                 out.copy_(self.out)
                 lse.copy_(self.lse)
-            still_busy = not busy.query()
-        torch.cuda.synchronize()
-        assert still_busy, "the GPU was idle before the last plan was made"
+
+        ahead = outlasts(100, replay_all)
+        assert ahead, "the GPU was idle before the last plan was made"
         self._check(shares, outs, lses)
         return outs, lses
 
@@ -347,14 +345,13 @@ def _extend(backend: str, ranks: int, rank: int) -> int:
         attention.run(wrapper, attention.out)
 
     run(*first)  # the first plan of a wrapper is FlashInfer's own, and waits
-    torch.cuda.synchronize()
-    busy = keep_gpu_busy(milliseconds=50)
-    with no_waits():
+
+    def run_all() -> None:
         for one in later:
             run(*one)
-        still_busy = not busy.query()
-    torch.cuda.synchronize()
-    assert still_busy, "the GPU was idle before the last plan was made"
+
+    ahead = outlasts(50, run_all)
+    assert ahead, "the GPU was idle before the last plan was made"
     for attention, batch, _, expected in (first, *later):
         same = same_bits(attention.out, expected)
         assert same, f"extend by {batch.query_lens} to {batch.kv_len}"

@@ -17,7 +17,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -388,6 +388,24 @@ def no_waits() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def outlasts(milliseconds: float, block: Callable[[], None]) -> bool:
+    """Whether so much work, queued before the block, is still running behind it.
+
+    Asked up to three times: a host that is busy itself may be late once. What waits for
+    the GPU is late each time, or raises in `no_waits`.
+    """
+    for _ in range(3):
+        torch.cuda.synchronize()
+        busy = keep_gpu_busy(milliseconds)
+        with no_waits():
+            block()
+            still_busy = not busy.query()
+        torch.cuda.synchronize()
+        if still_busy:
+            return True
+    return False
 
 
 @contextlib.contextmanager

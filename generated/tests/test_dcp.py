@@ -33,8 +33,8 @@ from support import (
     forget_notes,
     hooks,
     keep_gpu_busy,
-    no_waits,
     on_host,
+    outlasts,
     planned,
     plans,
     recorded_waits,
@@ -101,14 +101,13 @@ def test_a_plan_does_not_wait(setup: Setup) -> None:
     graph = captured(setup)
     drawn = [draw(graph) for _ in range(8)]
     plan(graph, *drawn[0])
-    torch.cuda.synchronize()
-    busy = keep_gpu_busy(milliseconds=20)
-    with no_waits():
+
+    def plan_all() -> None:
         for seq_lens, batch in drawn:
             plan(graph, seq_lens, batch)
-        still_busy = not busy.query()
-    torch.cuda.synchronize()
-    assert still_busy, "the work queued before the plans was over when they returned"
+
+    ahead = outlasts(20, plan_all)
+    assert ahead, "the work queued before the plans was over when they returned"
 
 
 @pytest.mark.parametrize("setup", SETUPS)

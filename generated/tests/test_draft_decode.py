@@ -28,8 +28,8 @@ from support import (
     forget_notes,
     hooks,
     keep_gpu_busy,
-    no_waits,
     on_host,
+    outlasts,
     plan_privately,
     planned,
     plans,
@@ -105,14 +105,13 @@ def test_a_plan_does_not_wait(setup: Setup) -> None:
     graph = captured(setup)
     drawn = [draw(graph) for _ in range(8)]
     plan(graph, *drawn[0])
-    torch.cuda.synchronize()
-    busy = keep_gpu_busy(milliseconds=20)
-    with no_waits():
+
+    def plan_all() -> None:
         for seq_lens, batch in drawn:
             plan(graph, seq_lens, batch)
-        still_busy = not busy.query()
-    torch.cuda.synchronize()
-    assert still_busy, "the work queued before the plans was over when they returned"
+
+    ahead = outlasts(20, plan_all)
+    assert ahead, "the work queued before the plans was over when they returned"
 
 
 @pytest.mark.parametrize("setup", SETUPS)
@@ -372,14 +371,14 @@ def test_eager_passes_are_right_and_do_not_wait(heads: int, backend: str) -> Non
     attention, batch, seq_lens, host, expected = first
     run(attention, batch, seq_lens, host)
     assert same_bits(attention.out, expected)
-    busy = keep_gpu_busy(milliseconds=50)
-    with no_waits():
+
+    def run_all() -> None:
         for attention, batch, seq_lens, host, _ in later:
             attention.out.fill_(float("nan"))
             run(attention, batch, seq_lens, host)
-        still_busy = not busy.query()
-    torch.cuda.synchronize()
-    assert still_busy, "the work queued before the passes was over when they returned"
+
+    ahead = outlasts(50, run_all)
+    assert ahead, "the work queued before the passes was over when they returned"
     wrong = [
         batch.kv_len
         for attention, batch, _, _, expected in later

@@ -24,9 +24,8 @@ from support import (
     eager_wrapper,
     forget_notes,
     hooks,
-    keep_gpu_busy,
-    no_waits,
     on_host,
+    outlasts,
     planned,
     plans,
     recorded_waits,
@@ -87,14 +86,14 @@ def test_extends_are_right_and_do_not_wait(heads: int, backend: str) -> None:
     attention, batch, lengths, expected = first
     run(attention, batch, lengths)
     assert same_bits(attention.out, expected)
-    busy = keep_gpu_busy(milliseconds=50)
-    with no_waits():
+
+    def run_all() -> None:
         for attention, batch, lengths, _ in later:
             attention.out.fill_(float("nan"))
             run(attention, batch, lengths)
-        still_busy = not busy.query()
-    torch.cuda.synchronize()
-    assert still_busy, "the work queued before the passes was over when they returned"
+
+    ahead = outlasts(50, run_all)
+    assert ahead, "the work queued before the passes was over when they returned"
     wrong = [
         (batch.query_lens, batch.kv_len)
         for attention, batch, _, expected in later

@@ -8,7 +8,6 @@ own. By hand:
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 from collections.abc import Callable
@@ -238,7 +237,7 @@ def test_the_host_may_run_ahead(world: World, mode: Mode) -> None:
 def test_verify_indices_are_filled_in_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """By SGLang's own index kernel; the plan finds nothing to copy."""
     module = world.patched.module
-    if inspect.getsource(module).count("mlagen_bound_arrays(") == 1:  # defined, not called
+    if not hasattr(module, "mlagen_bound_arrays"):
         pytest.skip(
             "this release fills by a method, with several blocks a request: the plan copies"
         )
