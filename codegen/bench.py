@@ -384,7 +384,12 @@ def _plan_bar(
                 continue
             found = differences(samples[name], samples[other])
             middle = statistics.median(found)
-            text = f"{middle:+.0f} µs ({cell}, {condition})"
+            beside = ""
+            # Hosts differ more than contenders do: what SGLang's comes to says on what host.
+            if (name, other) == (OURS, FLOOR) and UPSTREAM in samples:
+                theirs = statistics.median(differences(samples[UPSTREAM], samples[other]))
+                beside = f"; SGLang's {theirs:+.0f} µs"
+            text = f"{middle:+.0f} µs ({cell}, {condition}{beside})"
             cases.append(Case(at_most(found, most), middle, text))
     return bar_of(asked, result.flashinfer, cases)
 

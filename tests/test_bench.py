@@ -210,6 +210,8 @@ def test_all_bars_met(tmp_path: Path) -> None:
     (found,) = read(tmp_path, result())
     assert verdicts(bars(found)) == ["met"] * 5
     assert bars(found)[0].worst.startswith("+30 µs (batch 64, ")
+    assert bars(found)[0].worst.endswith("; SGLang's +50 µs)")
+    assert sum("SGLang's +" in bar.worst for bar in bars(found)) == 1
 
 
 def test_a_plan_above_the_floor_is_missed(tmp_path: Path) -> None:
