@@ -265,9 +265,9 @@ def _mlagen_check_lengths(request: MlagenRequest) -> int:
 
     Lengths that are not negative make kv_indptr monotone, unless its sum overflows.
     """
-    # Methods of the arrays: with cold caches half as long as NumPy's functions take.
-    pages = request.kv_ends.item(-1)
-    if pages < 0 or request.kv_lens.item(request.kv_lens.argmin()) < 0:
+    pages = int(request.kv_ends[-1])
+    # With cold caches np.minimum.reduce takes twice as long.
+    if pages < 0 or request.kv_lens[request.kv_lens.argmin()] < 0:
         raise MlagenPlanError(
             f"{request.variant}: negative KV length or overflowing kv_indptr in "
             f"{request.kv_lens.tolist()}"

@@ -836,7 +836,7 @@ def test_two_variants_whose_functions_meet_are_refused() -> None:
 # -- planned on the GPU -------------------------------------------------------------------------
 
 #: What is there for variants that the GPU plans alone, and what is written otherwise for them.
-DEVICE_FRAGMENTS = {"device_kernel", "device", "onto_device"}
+DEVICE_FRAGMENTS = {"device_kernel", "device", "onto_device", "record"}
 OTHERWISE = {"bound", "types", "decode", "verify"}
 
 
@@ -902,6 +902,26 @@ def test_hooks_ask_for_what_the_gpu_needs(api: PlanApi, served: str) -> None:
     assert text.index("request.device.plan(seq_lens)") < text.index("_mlagen_host_lens(")
 
 
+@pytest.mark.parametrize("version", ["0.6.17", "0.7.2"])
+def test_what_a_file_has_no_use_for_is_left_out(version: str) -> None:
+    """Whole functions, and what of others is about them alone."""
+    api = api_of(version)
+    host, device = (
+        render(shipped(), api, in_place=False),
+        render(device_spec(), api, recorded=False),
+    )
+    assert fragments_of(render(shipped(), api)).keys() - fragments_of(host).keys() == {"bound"}
+    assert fragments_of(render(device_spec(), api)).keys() - fragments_of(device).keys() == {
+        "record"
+    }
+    for rendered, gone in (
+        (host, ("illed in place", "bound:", "with_bound")),
+        (device, ("record_plan",)),
+    ):
+        for name, text in fragments_of(rendered).items():
+            assert not any(word in text for word in gone), name
+
+
 def test_one_kernel_for_all_eras() -> None:
     """It writes what the kernels of FlashInfer read, which have been the same."""
     kernels = {fragments_of(render(device_spec(), api_of(v)))["device_kernel"] for v in GPU_APIS}
@@ -912,9 +932,9 @@ def test_one_kernel_for_all_eras() -> None:
 def test_a_patch_takes_the_kernel_where_a_hook_needs_it(version: str) -> None:
     rendered = render(device_spec(), api_of(version))
     for name, needed in (
-        ("mlagen_capture_decode", DEVICE_FRAGMENTS),
-        ("mlagen_capture_verify", DEVICE_FRAGMENTS),
-        ("mlagen_record_plan", DEVICE_FRAGMENTS),
+        ("mlagen_capture_decode", DEVICE_FRAGMENTS - {"record"}),
+        ("mlagen_capture_verify", DEVICE_FRAGMENTS - {"record"}),
+        ("mlagen_record_plan", {"record"}),
         # Its type names the class, and the class the kernel.
         ("MlagenRequest", {"device", "device_kernel"}),
         ("MlagenPlanError", set()),
@@ -931,7 +951,7 @@ def test_nothing_waits_for_a_plan_on_the_gpu() -> None:
     for version in GPU_APIS:
         rendered = render(device_spec(), api_of(version))
         texts = fragments_of(rendered)
-        for name in ("device", "onto_device"):
+        for name in ("device", "onto_device", "record"):
             for node in ast.walk(ast.parse(texts[name])):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     assert node.func.attr not in WAITS, ast.unparse(node)

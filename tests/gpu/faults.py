@@ -43,8 +43,8 @@ FAULTS = [
     ),
     pytest.param(
         PLANS,
-        "    pages = request.kv_ends.item(-1)\n",
-        "    torch.cuda.synchronize()\n    pages = request.kv_ends.item(-1)\n",
+        "    pages = int(request.kv_ends[-1])\n",
+        "    torch.cuda.synchronize()\n    pages = int(request.kv_ends[-1])\n",
         "verify and does_not_wait",
         id="a wait",
     ),
