@@ -504,7 +504,7 @@ the medians may be is too high.
 
 The planning kernel alone is that of decode, 16 heads, where a request is a tile. It is told how to
 deal: *quick* in turns, *thorough* in rounds; by itself it deals in rounds wherever many layers gain
-or clusters get several pieces.
+or clusters get several pieces, and either way as FlashInfer where each piece has a cluster.
 
 Contenders take turns in an order that is drawn anew for each round, with Python's garbage collector
 off, after a warm-up. Before plans are timed, and in the loop after each block, outputs must equal
