@@ -358,7 +358,6 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
     decoding = {
         "decode": _entry(slots.get(("decode", "replay", False))),
         "draft": _entry(slots.get(("draft-decode", "replay", False))),
-        "draft_eager": _entry(slots.get(("draft-decode", "eager", False))),
         "dcp": _entry(slots.get(("decode", "replay", True))),
     }
     replay = slots.get(("target-verify", "replay", False))
@@ -374,6 +373,10 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
         on_device = any(entry["on_device"] for entry in entries if entry is not None)
         scope = {**context, **decoding, "decode_device": on_device}
         fragments.append(_fragment("decode", "hooks", "hooks/decode.py.jinja", scope))
+    draft_eager = _entry(slots.get(("draft-decode", "eager", False)))
+    if draft_eager is not None:
+        scope = {**context, "draft_eager": draft_eager}
+        fragments.append(_fragment("draft_eager", "hooks", "hooks/draft_eager.py.jinja", scope))
     eager = slots.get(("target-verify", "eager", False))
     verify = [variant for variant in (replay, eager) if variant is not None]
     if verify:
