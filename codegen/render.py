@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -176,7 +176,7 @@ def render(spec: Spec, api: PlanApi, *, in_place: bool = True, recorded: bool = 
     fragments.append(_fragment("planner", "plans", "plan/planner.py.jinja", context))
     if api.update is not None:
         fragments.append(_fragment("update", "plans", "plan/update.py.jinja", context))
-    fragments.append(_fragment("guards", "plans", "plan/guards.py.jinja", context))
+    fragments += _each(_fragment("guards", "plans", "plan/guards.py.jinja", context))
     if context["on_device"]:
         fragments += [
             _fragment("device_kernel", "plans", "plan/device_kernel.py.jinja", context),
@@ -323,6 +323,13 @@ def _fragment(
 ) -> Fragment:
     text = environment().get_template(template).render(context)
     return Fragment(name, module, text.strip("\n"), variant)
+
+
+def _each(fragment: Fragment) -> list[Fragment]:
+    """A fragment a function, where a file may need some of them; each is named for its own."""
+    texts = [text.strip("\n") for text in fragment.text.split("\n\n\n")]
+    pieces = [replace(fragment, text=text) for text in texts]
+    return [replace(piece, name=piece.defines[0]) for piece in pieces]
 
 
 def _plan_fragments(variant: Variant, context: Mapping[str, Any]) -> list[Fragment]:
