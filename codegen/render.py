@@ -372,7 +372,8 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
         fragments.append(_fragment("onto_device", "hooks", "hooks/device.py.jinja", context))
         if context["recorded"]:
             fragments.append(_fragment("record", "hooks", "hooks/record.py.jinja", context))
-    if context["in_place"] and replay is not None and filled_in_place(replay):
+    if context["in_place"]:
+        assert replay is not None
         scope = {**context, "verify_device": replay.planner == "device"}
         fragments.append(_fragment("bound", "hooks", "hooks/bound.py.jinja", scope))
     if any(decoding.values()):
@@ -429,7 +430,6 @@ def _verify_scope(variant: Variant, context: Mapping[str, Any]) -> dict[str, Any
     return {
         **context,
         "entry": _entry(variant),
-        "filled_in_place": context["in_place"] and filled_in_place(variant),
         "tokens_scalar": variant.tokens.emit_scalar(),
         "uses_draft_token_num": "draft_token_num" in (*variant.tokens.names, *variant.kv_len.names),
         "uses_tile": any(re.search(r"\btile\b", operand) for operand in operands),

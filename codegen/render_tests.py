@@ -49,6 +49,7 @@ def test_files(
         **context_of(rendered.api),
         "header": lines,
         "any_device": bool(on_device),
+        "in_place": rendered.in_place,
         "recorded": rendered.recorded,
         # Decode and a draft step are captured by one function.
         "decode_device": any(variant.serves in decoding for variant in on_device),
@@ -69,13 +70,11 @@ def test_files(
             modules["dcp_rank"] = _render("tests/ranks.py.jinja", scope)
             files[f"{FOLDER}/dcp_rank.py"] = modules["dcp_rank"]
         name = f"{FOLDER}/test_{variant.name.replace('-', '_')}.py"
-        files[name] = _test_file(rendered, variant, context, modules)
+        files[name] = _test_file(variant, context, modules)
     return {name: text.encode() for name, text in files.items()}
 
 
-def _test_file(
-    rendered: Rendered, variant: Variant, context: Mapping[str, Any], modules: Mapping[str, str]
-) -> str:
+def _test_file(variant: Variant, context: Mapping[str, Any], modules: Mapping[str, str]) -> str:
     """The tests of a variant. `modules`: texts that they import from, by name."""
     scope = {
         **context,
@@ -83,7 +82,7 @@ def _test_file(
         "names": names_of(variant),
         "when": _served(variant),
         "on_device": variant.planner == "device",
-        "in_place": rendered.in_place and filled_in_place(variant),
+        "in_place": context["in_place"] and filled_in_place(variant),
         "buffers": [(name, buffer, _TRUTH[name]) for name, buffer, _ in MIRRORS],
     }
     body = _render(f"tests/{_template_of(variant)}.jinja", scope)
