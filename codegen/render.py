@@ -167,6 +167,7 @@ def render(spec: Spec, api: PlanApi, *, in_place: bool = True, recorded: bool = 
         "in_place": in_place and any(map(filled_in_place, spec.variants)),
         "recorded": recorded,
     }
+    context["lengths_kernel"] = recorded and context["in_place"] and _verify_on_device(spec)
     fragments = [
         _fragment("notes", "plans", "plan/notes.py.jinja", context),
         _fragment("types", "plans", "plan/types.py.jinja", context),
@@ -403,6 +404,11 @@ def _hook_fragments(spec: Spec, context: Mapping[str, Any]) -> list[Fragment]:
         scope = _extend_scope(extend, context)
         fragments.append(_fragment("extend", "hooks", "hooks/extend.py.jinja", scope))
     return fragments
+
+
+def _verify_on_device(spec: Spec) -> bool:
+    replay = by_slot(spec).get(("target-verify", "replay", False))
+    return replay is not None and replay.planner == "device"
 
 
 def _entry(variant: Variant | None) -> dict[str, Any] | None:

@@ -234,7 +234,7 @@ def _mlagen_with_bound(
 def mlagen_bound_arrays(request: MlagenRequest, seq_lens: torch.Tensor) -> MlagenArrays:
     """The captured buffers, for an index kernel that is to fill kv_indices.
 
-    The others have the next replay's lengths: of `seq_lens` [>= batch_size] on the GPU.
+    kv_len and kv_indptr are the next replay's. `seq_lens` [>= batch_size] on the GPU.
     Raises MlagenPlanError where the request does not fit the graph.
     """
     bound = request.bound
@@ -527,7 +527,7 @@ def mlagen_request_extend(
     if batch_size == 0 or extend_seq_lens_cpu is None:
         return None
     if len(extend_seq_lens_cpu) != batch_size:
-        reason = "padding left fewer extend lengths than requests"
+        reason = "padding left other than one extend length a request"
         _mlagen_keeps_stock("draft-extend", "eager and padded", reason)
         return None
     extend_seq_lens = np.asarray(extend_seq_lens_cpu, dtype=np.int32)

@@ -63,7 +63,7 @@ class MlagenShape(NamedTuple):
     kv_data_type: torch.dtype
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MlagenRequest:
     """The host's side of one plan, and the function that makes the plan from it.
 
@@ -93,7 +93,7 @@ class MlagenRequest:
     bound: Optional[MlagenArrays] = None  # its buffers, where they are filled in place
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _MlagenTray:
     slots: list[torch.Tensor]  # pinned, uint8, as many bytes as the planner writes
     copied: torch.cuda.Event  # recorded behind the copy from the last slot
@@ -275,13 +275,13 @@ def _mlagen_check_lengths(request: MlagenRequest) -> int:
     return pages
 
 
-def _mlagen_check_pages(request: MlagenRequest, kv_indices_buf: torch.Tensor) -> None:
-    """Raise MlagenPlanError unless the captured index buffer holds all pages."""
+def _mlagen_check_pages(request: MlagenRequest, kv_indices: torch.Tensor) -> None:
+    """Raise MlagenPlanError unless the index buffer holds all pages."""
     pages = _mlagen_check_lengths(request)
-    if pages > kv_indices_buf.numel():
+    if pages > kv_indices.numel():
         raise MlagenPlanError(
-            f"{request.variant}: {pages} pages do not fit the captured index buffer of "
-            f"{kv_indices_buf.numel()}"
+            f"{request.variant}: {pages} pages do not fit the index buffer of "
+            f"{kv_indices.numel()}"
         )
 
 
@@ -446,7 +446,7 @@ def mlagen_plan_draft_decode_eager(
         wrapper.mlagen_shape = shape
         return
     _mlagen_check_arrays(request)
-    _mlagen_check_lengths(request)
+    _mlagen_check_pages(request, arrays.kv_indices)
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=False)
     backend = wrapper._planned_backend
     backend._kv_indices_buf = arrays.kv_indices
@@ -512,7 +512,7 @@ def mlagen_plan_verify_eager(
         wrapper.mlagen_shape = shape
         return
     _mlagen_check_arrays(request)
-    _mlagen_check_lengths(request)
+    _mlagen_check_pages(request, arrays.kv_indices)
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=True)
     backend = wrapper._planned_backend
     backend._kv_indices_buf = arrays.kv_indices
@@ -549,7 +549,7 @@ def mlagen_plan_draft_extend_eager(
         wrapper.mlagen_shape = shape
         return
     _mlagen_check_arrays(request)
-    _mlagen_check_lengths(request)
+    _mlagen_check_pages(request, arrays.kv_indices)
     plan_info = _mlagen_call_planner(wrapper, request, shape, causal=True)
     backend = wrapper._planned_backend
     backend._kv_indices_buf = arrays.kv_indices

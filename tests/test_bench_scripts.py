@@ -7,6 +7,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import itertools
 import json
 import random
 import subprocess
@@ -198,14 +199,9 @@ def _kernel(gpu: Any, fi: Any) -> Callable[..., None]:
 
     def launch(plan: Any, seq_lens: Any) -> None:
         with torch._C.DisableTorchFunction():
-            assert seq_lens.numel() >= plan.batch_size
             tokens, heads, causal = plan._constants[:3]
-            kv_len = [length + plan.added for length in seq_lens[: plan.batch_size].tolist()]
-            ends = [0]
-            for length in kv_len:
-                ends.append(ends[-1] + length)
-            assert max(kv_len) <= plan.max_context + plan.added
-            assert ends[-1] <= plan.pages
+            _lengths(plan, seq_lens)
+            kv_len, ends = plan.kv_len.tolist(), plan.kv_indptr.tolist()
             queries = [tokens * number for number in range(plan.batch_size + 1)]
             number = next(fi._number)
             fi.records.append(
@@ -221,10 +217,20 @@ def _kernel(gpu: Any, fi: Any) -> Callable[..., None]:
                 )
             )
             _number(plan.workspace)[0] = number
-            plan.kv_len.copy_(torch.tensor(kv_len))
-            plan.kv_indptr.copy_(torch.tensor(ends))
 
     return launch
+
+
+def _lengths(plan: Any, seq_lens: Any) -> None:
+    """A launch of the kernel for lengths alone."""
+    with torch._C.DisableTorchFunction():
+        assert seq_lens.numel() >= plan.batch_size
+        kv_len = [length + plan.added for length in seq_lens[: plan.batch_size].tolist()]
+        ends = [0, *itertools.accumulate(kv_len)]
+        assert max(kv_len) <= plan.max_seq_len + plan.added
+        assert ends[-1] <= plan.pages
+        plan.kv_len.copy_(torch.tensor(kv_len))
+        plan.kv_indptr.copy_(torch.tensor(ends))
 
 
 @contextlib.contextmanager
@@ -264,6 +270,7 @@ def machine(version: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[S
             _make_small(modules, gpu, patch)
             device = modules["bench_support"].device_plans.MlagenDevicePlan
             patch.setattr(device, "launch", _kernel(gpu, fi))
+            patch.setattr(device, "fill_lengths", _lengths)
             yield SimpleNamespace(gpu=gpu, fi=fi, **modules)
     finally:
         for name in known:
@@ -568,16 +575,17 @@ def test_a_wrong_plan_is_not_published(
         monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: [setting])
         plan = getattr(host.contenders.Ours, broken)
 
-        def longer(self: Any, wrapper: Any, *given: Any) -> None:
-            """One token more than there are, in what the host plans."""
+        def another(self: Any, wrapper: Any, *given: Any) -> None:
+            """One token more than there are, in what the host plans; one less where the plan
+            would not take more than it has page numbers of."""
             *rest, inputs = given
             if broken == "plan_extend":
-                rest = [rest[0] + 1]
+                rest = [rest[0] - 1]
             else:
                 inputs = replace(inputs, seq_lens=inputs.seq_lens + 1)
             plan(self, wrapper, *rest, inputs)
 
-        monkeypatch.setattr(host.contenders.Ours, broken, longer)
+        monkeypatch.setattr(host.contenders.Ours, broken, another)
         monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--parts=loop"])
         assert host.run.main() == 3
     assert "wrong output, nothing is written: mlagen" in capsys.readouterr().err

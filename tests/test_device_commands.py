@@ -91,10 +91,10 @@ def test_inspect_of_a_file_whose_graphs_cannot_plan_themselves(here: Path) -> No
 
 
 def test_inspect_of_a_file_that_cannot_be_patched_does_not(here: Path) -> None:
-    (here / FILE).write_bytes(ORIGINAL.replace(b"self.max_context_len", b"self.longest"))
+    (here / FILE).write_bytes(ORIGINAL.replace(b"self.req_to_token", b"self.table"))
     refused = run("inspect", FILE, *FI, "--json")
     assert "planner" not in {fact["name"] for fact in refused.json["facts"]}
-    assert "max_context_len" in refused.text
+    assert "looked for self.req_to_token_pool" in refused.text
 
 
 def test_render_and_its_check(here: Path) -> None:

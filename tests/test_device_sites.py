@@ -36,7 +36,8 @@ GOLDEN = ("pair", "shared-apply", "upstream-keyword-only")
 #: What is recorded into a graph is known from 0.5.13 on.
 IN_GRAPH = ("shared-apply", "upstream", "upstream-keyword-only")
 DEFAULT = ("0.4.5", "0.5.1", "0.5.10", "0.5.13", "0.5.17", "0.5.19", "0.5.20", "0.5.23")
-MAX_CONTEXT = "    max_context=self.max_context_len,"
+POOL = "    max_seq_len=self.req_to_token_pool.req_to_token.shape[1],"
+UPDATER = "    max_seq_len=self.indices_updater_decode.req_to_token.shape[1],"
 RECORD = "mlagen_record_plan(self.forward_metadata, forward_batch.seq_lens)"
 BOUND = "mlagen_request, paged_kernel_lens"
 INDICES = "mlagen_request is not None and mlagen_request.bound is not None"
@@ -115,7 +116,9 @@ def check_all_sites(data: bytes, *, in_graph: bool, verify: bool = True) -> None
     text = edited(data, target)
     captures = {"capture-decode"} | ({"capture-verify"} if verify else set())
     for site in captures:
-        assert [line.strip() for line in edits[site].lines].count(MAX_CONTEXT.strip()) == 1
+        # The width of SGLang's page table: a sequence may outgrow the model's context.
+        table = POOL if b"self.req_to_token_pool = " in data else UPDATER
+        assert [line.strip() for line in edits[site].lines].count(table.strip()) == 1
     assert ("in-graph" in edits) == in_graph == ("mlagen_record_plan" in target.calls)
     assert ("verify-indices" in edits) == verify == ("mlagen_bound_arrays" in target.calls)
     if in_graph:
@@ -294,7 +297,7 @@ def test_a_planner_on_the_host_has_the_indices_alone(shape: str) -> None:
     if in_place:
         check_indices(edited(before(shape), target))
     lines = [line for edit in edits_of(target).values() for line in edit.lines]
-    assert not [line for line in lines if "max_context" in line]
+    assert not [line for line in lines if "max_seq_len" in line]
 
 
 @pytest.mark.parametrize(
@@ -313,8 +316,8 @@ def test_one_variant_on_the_gpu(name: str, decode: bool, verify: bool) -> None:
     data = before("upstream-keyword-only")
     target = located(data, device_spec(name))
     edits = edits_of(target)
-    assert any("max_context" in line for line in edits["capture-decode"].lines) == decode
-    assert any("max_context" in line for line in edits["capture-verify"].lines) == verify
+    assert any("max_seq_len" in line for line in edits["capture-decode"].lines) == decode
+    assert any("max_seq_len" in line for line in edits["capture-verify"].lines) == verify
     sites = sites_of(target)
     assert sites.get("in-graph") == ((name,) if decode or verify else None)
     assert sites.get("verify-indices") == (("verify",) if verify else None)
@@ -325,7 +328,7 @@ def test_one_variant_on_the_gpu(name: str, decode: bool, verify: bool) -> None:
 def test_what_is_given_stands_behind_the_host_lengths_and_the_step() -> None:
     for site in ("capture-decode", "capture-verify"):
         lines = edits_of(located(before("shared-apply")))[site].lines
-        at = next(n for n, line in enumerate(lines) if "max_context" in line)
+        at = next(n for n, line in enumerate(lines) if "max_seq_len" in line)
         step = site == "capture-decode"
         assert ("draft_step=" if step else "host_lens=") in lines[at - 1]
         assert "dcp_size=" in lines[at + 1]
@@ -378,8 +381,8 @@ def test_a_class_that_inherits_the_method_gets_its_own() -> None:
     check_all_sites(source.encode(), in_graph=True)
 
 
-def test_a_class_with_bases_sets_the_longest_context() -> None:
-    line = "        self.max_context_len = runner.max_context_len\n"
+def test_a_class_with_bases_has_the_page_table() -> None:
+    line = "        self.req_to_token_pool = runner.req_to_token_pool\n"
     source = before("shared-apply").decode().replace(line, "")
     base = f"class Base:\n    def __init__(self, runner):\n{line}\n\n"
     source = source.replace(
@@ -479,12 +482,13 @@ REFUSED: dict[str, Refusal] = {
         "anchor-changed",
         "call_begin_forward no longer has a local or parameter paged_kernel_lens",
     ),
-    "no longest context": Refusal(
-        pair(("        self.max_context_len = runner.max_context_len\n", "")),
+    "no page table": Refusal(
+        pair(("        self.req_to_token = runner", "        self.table = runner")),
         ("capture-decode", "capture-verify"),
         "class FlashInferMLAAttnBackend",
         "anchor-missing",
-        "looked for self.max_context_len in FlashInferMLAAttnBackend.__init__, found none",
+        "looked for self.req_to_token_pool in FlashInferMLAAttnBackend.__init__ and for "
+        "self.req_to_token in FlashInferMLAIndicesUpdaterDecode.__init__, found neither",
     ),
     "the method of the fork's own ends in a return": Refusal(
         lambda: with_method("self.count += 1", "return self.count"),

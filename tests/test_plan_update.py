@@ -152,7 +152,7 @@ def test_each_replay_is_given_its_own_lengths(emitted: SimpleNamespace) -> None:
 
 def test_what_does_not_fit_the_graph_does_not_get_there(emitted: SimpleNamespace) -> None:
     wrapper = Wrapper(can_update=True)
-    with pytest.raises(emitted.MlagenPlanError, match="do not fit the captured index buffer"):
+    with pytest.raises(emitted.MlagenPlanError, match="do not fit the index buffer"):
         plan(emitted, wrapper, [60, 60])
     assert not wrapper.updates
 

@@ -864,7 +864,7 @@ def test_nothing_of_it_where_the_host_plans(version: str) -> None:
     for module in ("plans", "hooks"):
         text = render_module(rendered, module, ())
         assert "triton" not in text
-        assert not re.search(r"request\.device\b|MlagenDevice|max_context", text)
+        assert not re.search(r"request\.device\b|MlagenDevice|max_seq_len", text)
     # A choice that no captured graph comes of is none.
     only = select(device_spec(), ["draft-extend", "dcp"])
     assert not DEVICE_FRAGMENTS & fragments_of(render(only, api_of(version))).keys()
@@ -894,7 +894,7 @@ def test_hooks_ask_for_what_the_gpu_needs(api: PlanApi, served: str) -> None:
     hooks = functions(ast.parse(render_module(render(spec_of(ON_GPU[served]), api), "hooks", ())))
     verify = served == "verify"
     capture = hooks["mlagen_capture_verify" if verify else "mlagen_capture_decode"]
-    assert "max_context" in [argument.arg for argument in capture.args.args]
+    assert "max_seq_len" in [argument.arg for argument in capture.args.args]
     assert ("mlagen_bound_arrays" in hooks) == verify
     request = hooks["mlagen_request_verify" if verify else "mlagen_request_decode"]
     text = ast.unparse(request)

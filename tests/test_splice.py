@@ -557,8 +557,8 @@ OTHER_INSTALL = (
     "{0}_wrapper); expected only SGLang's own installations"
 )
 ELSEWHERE = (
-    "indices_updater_decode.update is called in lines {line+19}, {line+55}, {line+94}, of which "
-    "{line+19}, {line+55}, {line+94} are no plain statements of FlashInferMLAAttnBackend"
+    "indices_updater_decode.update is called in lines {line+18}, {line+54}, {line+93}, of which "
+    "{line+18}, {line+54}, {line+93} are no plain statements of FlashInferMLAAttnBackend"
 )
 NO_LOCAL = "{0} no longer has a local or parameter {1}"
 PLAN_PARAMETERS = (

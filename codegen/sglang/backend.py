@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import libcst as cst
 
@@ -463,19 +464,30 @@ class Backend:
                     f"assign {name} ahead of this site, or patch it by hand",
                 )
 
-    def require_max_context(self) -> None:
-        """Refuse unless `__init__` sets `self.max_context_len`: a graph that plans itself is
-        laid out, at capture, for the longest lengths that it may be replayed with."""
-        for owner in self.source.with_bases(self.backend_class):
-            for method in self.source.methods(owner):
-                if method.name.value == "__init__" and _sets(method, "max_context_len"):
-                    return
+    def page_table(self) -> Literal["pool", "updater"]:
+        """Who holds SGLang's page table, `req_to_token`, within reach of a capture: the back end's
+        `req_to_token_pool`, or its decode updater. A graph that plans itself is laid out for the
+        lengths that a row has room for. The model's context is shorter: under speculation a request
+        may run past it before the host sees that it has ended, and the rows allow for that.
+        """
+        if self._init_sets(self.backend_class, "req_to_token_pool"):
+            return "pool"
+        updater = self.source.one_class(self.names["decode-updater-class"])
+        if self._init_sets(updater, "req_to_token"):
+            return "updater"
         raise Refused(
             "anchor-missing",
-            f"looked for self.max_context_len in {self.backend_class.name.value}.__init__, "
-            "found none",
+            f"looked for self.req_to_token_pool in {self.backend_class.name.value}.__init__ and "
+            f"for self.req_to_token in {updater.name.value}.__init__, found neither",
             self.source.first(self.backend_class),
-            "set it there, or let the variant be planned by the host (planner: host)",
+            "set one there, or let the variant be planned by the host (planner: host)",
+        )
+
+    def _init_sets(self, owner: cst.ClassDef, attribute: str) -> bool:
+        return any(
+            method.name.value == "__init__" and _sets(method, attribute)
+            for base in self.source.with_bases(owner)
+            for method in self.source.methods(base)
         )
 
     def replaced_in(self, name: str) -> tuple[cst.ClassDef, cst.FunctionDef] | None:

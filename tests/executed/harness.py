@@ -124,7 +124,7 @@ class Session:
         Row i is request i + 1; the `bs - len(lens)` padded rows are the first `pad` tokens of
         request 0. Under context parallelism, this rank's share.
         """
-        size, rank, width = self.shape.dcp_size, self.shape.dcp_rank, self.shape.context_len
+        size, rank, width = self.shape.dcp_size, self.shape.dcp_rank, self.shape.table_width
         rows = [(i + 1, n) for i, n in enumerate(lens)]
         rows += [(0, pad)] * ((bs or len(lens)) - len(lens))
         return [[t // size for t in range(r * width, r * width + n)][rank::size] for r, n in rows]
@@ -438,7 +438,7 @@ class Session:
         return done
 
     def _run(self, done: Done, wrapper: Any, rows: int, heads: int) -> None:
-        pool_size = (self.shape.max_requests + 1) * self.shape.context_len
+        pool_size = (self.shape.max_requests + 1) * self.shape.table_width
         with self.running(), self.gpu.aside():
             launch = self.fi.run(wrapper, rows=rows, heads=heads, pool_size=pool_size)
         done.launches.append(launch)

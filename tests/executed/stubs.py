@@ -61,19 +61,25 @@ KERNEL_FILES = {
 class Shape:
     """The model and server that are served.
 
-    max_requests: of the request pool. context_len: tokens a request, the width of the token table.
+    max_requests: of the request pool. context_len: of the model. room: tokens by which a row of the
+    page table is longer, as under speculation a request may be before it is seen to have ended.
     num_heads: of the model; each rank has num_heads / tp_size. page_size: KV cache pages.
     disable_ragged: --flashinfer-mla-disable-ragged (else an extend without prefix is ragged).
     """
 
     max_requests: int = 8
     context_len: int = 64
+    room: int = 8
     num_heads: int = 16
     tp_size: int = 1
     dcp_size: int = 1
     dcp_rank: int = 0
     page_size: int = 1
     disable_ragged: bool = False
+
+    @property
+    def table_width(self) -> int:
+        return self.context_len + self.room
 
     @property
     def local_heads(self) -> int:
@@ -258,13 +264,13 @@ class Stubs:
     def model_runner(self) -> SimpleNamespace:
         """A model runner as far as the back end looks into it.
 
-        Token p of request r has the id r * context_len + p, so that an id says whose it is.
+        Token p of request r has the id r * table_width + p, so that an id says whose it is.
         """
         shape = self.shape
         # One row more than there are requests: padded rows of a batch use row 0.
         rows = shape.max_requests + 1
-        table = torch.arange(rows * shape.context_len, dtype=torch.int32, device="cuda")
-        table = table.view(rows, shape.context_len)
+        table = torch.arange(rows * shape.table_width, dtype=torch.int32, device="cuda")
+        table = table.view(rows, shape.table_width)
         pool = SimpleNamespace(size=shape.max_requests, req_to_token=table)
         config = SimpleNamespace(
             context_len=shape.context_len,

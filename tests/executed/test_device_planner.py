@@ -27,12 +27,14 @@ from .device import Wait
 from .flashinfer import CapturedGraph, Launch, PlanRecord, plan_info
 from .harness import Session
 from .runs import BATCHES, NDT, STEPS, plus
+from .stubs import Shape
 
 #: The first release that records plans into graphs, and the last.
 RELEASES = ("0.5.13", "0.5.17", "0.5.23")
 #: What has no place for that.
 BEFORE = ("0.4.8", "0.5.10")
 BATCH = 4
+TABLE_WIDTH = Shape().table_width
 
 
 @cache
@@ -42,12 +44,55 @@ def patched(release: str) -> bytes:
     return prepare(found, device_spec(), plan_api(NEAREST_WHEEL[release])).patched
 
 
+def lengths_of(
+    seq_lens: Any, added: int, batch: int, most: int, pages: int, error: Any, number: int
+) -> list[int]:
+    """KV lengths as both kernels find them: none where one is wrong, which the error word tells."""
+    found: list[int] = seq_lens.as_subclass(torch.Tensor).tolist()[:batch]
+    lens = [length + added for length in found]
+    if min(found) < max(0, -added) or max(found) > most or sum(lens) > pages:
+        error.as_subclass(torch.Tensor)[0] = number
+        return [0] * batch
+    return lens
+
+
+def write(place: Any, values: list[int]) -> None:
+    place.as_subclass(torch.Tensor).copy_(torch.tensor(values, dtype=torch.int32))
+
+
+@dataclass
+class LengthsKernel:
+    """Stands in for the kernel that writes lengths ahead of an index kernel."""
+
+    session: Session
+    launched: int = 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        assert grid == (1,)
+        return self.launch
+
+    def launch(self, *given: Any) -> None:
+        assert not self.session.gpu.capturing
+        self.launched += 1
+        self.session.gpu.submit(lambda: self.run(*given))
+
+    def run(
+        self, seq_lens: Any, added: int, batch: int, most: int, pages: int, kv_indptr: Any,
+        kv_len: Any, error: Any, number: int, slots: int,
+    ) -> None:  # fmt: skip
+        assert slots >= batch
+        lens = lengths_of(seq_lens, added, batch, most, pages, error, number)
+        write(kv_indptr[1:], list(accumulate(lens)))
+        write(kv_len, lens)
+
+
 @dataclass
 class PlanKernel:
     """Stands in for the kernel: plans when the GPU comes to it, from the lengths it finds then.
     What is launched inside of a capture runs at each replay."""
 
     session: Session
+    lengths: LengthsKernel
     recorded: list[Callable[[], None]] = field(default_factory=list)
     launched: int = 0
 
@@ -64,21 +109,18 @@ class PlanKernel:
 
     def run(
         self, seq_lens: Any, added: int, batch: int, most: int, pages: int, workspace: Any,
-        qo_indptr: Any, kv_indptr: Any, kv_len: Any, error: Any, turns: Any, tokens: int,
-        heads: int, causal: bool, *constants: Any,
+        qo_indptr: Any, kv_indptr: Any, kv_len: Any, error: Any, number: int, turns: Any,
+        tokens: int, heads: int, causal: bool, *constants: Any,
     ) -> None:  # fmt: skip
-        lens = [length + added for length in seq_lens.tolist()[:batch]]
-        assert max(lens) - added <= most
-        assert sum(lens) <= pages
+        lens = lengths_of(seq_lens, added, batch, most, pages, error, number)
         qo = list(range(0, (batch + 1) * tokens, tokens))
         ends = [0, *accumulate(lens)]
         for place, values in ((qo_indptr, qo), (kv_indptr, ends), (kv_len, lens)):
-            plain = place.as_subclass(torch.Tensor)
-            plain.copy_(torch.tensor(values, dtype=torch.int32))
+            write(place, values)
         fi = self.session.fi
-        number = next(fi._number)
+        plan = next(fi._number)
         record = PlanRecord(
-            number=number,
+            number=plan,
             wrapper=None,
             stock=False,
             qo_indptr=qo,
@@ -93,7 +135,7 @@ class PlanKernel:
             dtypes=(torch.int32,) * 3,
         )
         fi.records.append(record)
-        workspace.as_subclass(torch.Tensor).view(torch.uint8)[:8].view(torch.int64)[0] = number
+        workspace.as_subclass(torch.Tensor).view(torch.uint8)[:8].view(torch.int64)[0] = plan
 
 
 @dataclass
@@ -132,8 +174,11 @@ class Graph:
 
 def session_of(release: str) -> tuple[Session, PlanKernel]:
     s = Session(release, patched(release), flashinfer=NEAREST_WHEEL[release])
-    kernel = PlanKernel(s)
+    kernel = PlanKernel(s, LengthsKernel(s))
     s.module._mlagen_plan_kernel = kernel
+    # Only where a verify's plan is recorded does its index kernel come ahead of it.
+    assert hasattr(s.module, "_mlagen_lengths_kernel") == (release in RELEASES)
+    s.module._mlagen_lengths_kernel = kernel.lengths
     return s, kernel
 
 
@@ -196,6 +241,43 @@ def test_verify(release: str) -> None:
         assert launch.grid_fits
         assert launch.tokens == s.tokens(plus(lens, NDT), bs=BATCH, pad=1 + NDT)
         assert waits == ()
+
+
+@pytest.mark.parametrize("wrong", [-1, TABLE_WIDTH + 1, 2**31 - 1])
+@pytest.mark.parametrize("row", [0, BATCH - 1])
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_index_kernel_gets_no_wrong_length(release: str, row: int, wrong: int) -> None:
+    """SGLang's writes as many page numbers as it is told, and comes before the graph, whose plan
+    would know. What the graph attends to is void, and told behind it."""
+    s, kernel = session_of(release)
+    spec = s._verify_input("eagle", NDT, BATCH, None, None)
+    graph = target_graph(s, kernel, s.modes.TARGET_VERIFY, NDT, spec)
+    bound = s.backend.forward_metadata.prefill_wrapper.mlagen_request.bound
+    graph.replay(BATCHES[0])
+    before = bound.kv_indices.as_subclass(torch.Tensor).clone()
+    lens = [1] * BATCH
+    lens[row] = wrong
+    (launch,), waits = graph.replay(lens)
+    assert torch.equal(bound.kv_indices.as_subclass(torch.Tensor), before)
+    assert launch.plan.kv_len == [0] * BATCH
+    assert waits == ()
+    with pytest.raises(s.module.MlagenPlanError, match=f"graph of {BATCH} requests"):
+        graph.replay(BATCHES[1])
+    (launch,), _ = graph.replay(BATCHES[1])
+    assert launch.tokens == s.tokens(plus(BATCHES[1], NDT), bs=BATCH, pad=1 + NDT)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_sequence_may_outgrow_the_models_context(release: str) -> None:
+    """Under speculation, before the host sees that it has ended: SGLang's page table has room."""
+    s, kernel = session_of(release)
+    spec = s._verify_input("eagle", NDT, BATCH, None, None)
+    graph = target_graph(s, kernel, s.modes.TARGET_VERIFY, NDT, spec)
+    device = s.backend.forward_metadata.prefill_wrapper.mlagen_request.device
+    assert device.max_seq_len == TABLE_WIDTH > s.backend.max_context_len
+    longest = s.backend.max_context_len + 1
+    (launch,), _ = graph.replay([longest, 3])
+    assert launch.plan.arrays == expected.verify([longest, 3], NDT, BATCH)
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -68,21 +68,33 @@ def ran(plans: Any, case: dict[str, Any]) -> dict[str, Any]:
     )
     wrapper._planned_backend = wrapper
     device = plans.MlagenDevicePlan(
-        wrapper, request_of(plans, case), case["causal"], case["max_context"], 61
+        wrapper, request_of(plans, case), case["causal"], case["max_seq_len"], 61
     )
     # Which dealing suits which graph is another test's: each is asked for here.
     device._constants = (*device._constants[:9], case["thorough"], *device._constants[10:])
-    lengths = torch.tensor(case["seq_lens"], dtype=getattr(torch, case["dtype"]))
-    device.launch(lengths.as_subclass(OnGpu))
-    allowed = torch.zeros(total, dtype=torch.bool)
-    for name, place in {**places, **bound_places}.items():
-        allowed[place : place + {**sizes, **bound}[name]] = True
-    strayed = torch.nonzero(~allowed & (arena != CANARY)).flatten()
-    arrays = {
-        name: arena[place : place + {**sizes, **bound}[name]].tolist()
-        for name, place in {**places, **bound_places}.items()
-    }
-    return {**arrays, "strayed": strayed.tolist(), "error": int(device.error[0])}
+    lengths = torch.tensor(case["seq_lens"], dtype=getattr(torch, case["dtype"])).as_subclass(OnGpu)
+    all_sizes, all_places = {**sizes, **bound}, {**places, **bound_places}
+    device.error.zero_()  # it is all graphs'
+    device.fill_lengths(lengths)
+    filled = written(arena, all_sizes, {"kv_indptr_buf", "kv_len_buf"}, all_places, device)
+    arena.fill_(CANARY)
+    device.error.zero_()
+    device.launch(lengths)
+    return {**written(arena, all_sizes, set(all_sizes), all_places, device), "filled": filled}
+
+
+def written(
+    arena: torch.Tensor, sizes: dict[str, int], names: set[str], places: dict[str, int], device: Any
+) -> dict[str, Any]:
+    """What lies in the arrays of these names, what was written elsewhere, and the error word."""
+    spans = {name: slice(places[name], places[name] + sizes[name]) for name in names}
+    elsewhere = torch.ones(arena.numel(), dtype=torch.bool)
+    for span in spans.values():
+        elsewhere[span] = False
+    strayed = torch.nonzero(elsewhere & (arena != CANARY)).flatten()
+    arrays = {name: arena[span].tolist() for name, span in spans.items()}
+    error = {0: False, device.number: True}[int(device.error[0])]
+    return {**arrays, "strayed": strayed.tolist(), "error": error}
 
 
 def request_of(plans: Any, case: dict[str, Any]) -> Any:

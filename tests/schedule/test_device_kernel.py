@@ -58,7 +58,7 @@ class Case:
     sms: int
     thorough: bool
     dtype: str = "int64"
-    max_context: int = 1 << 17
+    max_seq_len: int = 1 << 17
     pages: int = 1 << 28
 
     def work(self, *, void: bool = False) -> Work:
@@ -169,6 +169,16 @@ def check(kernel: Kernel, case: Case, *, void: bool = False) -> None:
     assert wrote["qo_indptr_buf"] == list(range(0, (batch + 1) * case.tokens, case.tokens))
     assert wrote["kv_indptr_buf"] == [0, *itertools.accumulate(kv_lens)]
     assert wrote["kv_len_buf"] == kv_lens
+    check_lengths(wrote["filled"], kv_lens, void=void)
+
+
+def check_lengths(filled: dict[str, Any], kv_lens: list[int], *, void: bool) -> None:
+    """The kernel for lengths alone writes the same, and neither a plan nor where kv_indptr
+    begins."""
+    assert filled["error"] == void
+    assert filled["strayed"] == []
+    assert filled["kv_indptr_buf"][1:] == list(itertools.accumulate(kv_lens))
+    assert filled["kv_len_buf"] == kv_lens
 
 
 # One process answers all examples, and keeps nothing of them.
@@ -238,7 +248,7 @@ def test_a_cluster_with_just_too_much_to_do_takes_no_part_in_a_round(kernel: Ker
 
 # -- lengths that cannot be planned --------------------------------------------------------------
 
-SOME = replace(VERIFY, seq_lens=(100, 7, 0, 3000, 64), tokens=3, added=3, max_context=3000)
+SOME = replace(VERIFY, seq_lens=(100, 7, 0, 3000, 64), tokens=3, added=3, max_seq_len=3000)
 WRONG = {
     "negative": (-1,),
     "far below": (-(2**31),),
@@ -315,6 +325,7 @@ class Emitted:
     plans: ModuleType
     torch: ModuleType
     launches: Launches
+    fills: Launches
 
     def request(self, batch: int, tokens: int, heads: int, **more: Any) -> Any:
         blocks = 2 if tokens * heads > 64 else 1
@@ -363,11 +374,12 @@ def emitted(
     plans = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "emitted_plans", plans)  # where a dataclass looks itself up
     spec.loader.exec_module(plans)
-    launches = Launches()
+    launches, fills = Launches(), Launches()
     monkeypatch.setattr(plans, "_mlagen_plan_kernel", launches)
+    monkeypatch.setattr(plans, "_mlagen_lengths_kernel", fills)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
-    return Emitted(plans, torch, launches)
+    return Emitted(plans, torch, launches, fills)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +397,8 @@ def test_what_is_compiled_for_a_graph(
     blocks = 2 if tokens * heads > 64 else 1
     clusters = 132 // blocks
     assert given[1:5] == (tokens, batch, 4000, 1000)
-    assert given[11:22] == (
+    assert given[9:11] == (device.error, device.number)
+    assert given[12:23] == (
         tokens,
         heads,
         tokens > 1,
@@ -398,10 +411,10 @@ def test_what_is_compiled_for_a_graph(
         True,
         batch * -(-tokens * heads // (64 * blocks)) <= clusters,
     )
-    assert given[22:] == tuple(range(16, 16 * 15, 16))  # offsets in int32
-    turns, of_each = given[10].tolist()
+    assert given[23:] == tuple(range(16, 16 * 15, 16))  # offsets in int32
+    turns, of_each = given[11].tolist()
     assert [turns[place] for place in of_each] == list(range(clusters))
-    assert given[10].dtype == emitted.torch.int32
+    assert given[11].dtype == emitted.torch.int32
     assert [array.numel() for array in given[6:9]] == [batch + 1, batch + 1, batch]
     assert given[5].dtype == emitted.torch.int32
 
@@ -415,17 +428,32 @@ def test_the_kernel_takes_what_it_is_given(emitted: Emitted) -> None:
     emitted.device(3, 1, 128).launch(emitted.lengths(3))
     ((given, _),) = emitted.launches.made
     assert len(given) == len(parameters)
-    assert parameters[22:25] == ["Q_INDPTR", "KV_INDPTR", "PARTIAL_INDPTR"]
-    assert parameters[19:22] == ["FIXED", "THOROUGH", "FEW"]
+    assert parameters[23:26] == ["Q_INDPTR", "KV_INDPTR", "PARTIAL_INDPTR"]
+    assert parameters[20:23] == ["FIXED", "THOROUGH", "FEW"]
     assert emitted.plans.MlagenDevicePlan.FIXED == FIXED
     assert emitted.plans.MlagenDevicePlan.MOST_TILES == MOST_TILES
+
+
+@pytest.mark.parametrize(("batch", "slots"), [(1, 1), (64, 64), (65, 128), (204, 256)])
+def test_the_kernel_for_lengths_alone(emitted: Emitted, batch: int, slots: int) -> None:
+    device = emitted.device(batch, 5, 128, added=5)
+    lengths = emitted.lengths(batch)
+    device.fill_lengths(lengths)
+    ((given, options),) = emitted.fills.made
+    assert (given[0], options) == (lengths, {})
+    assert given[1:5] == (5, batch, 4000, 1000)
+    assert [array.numel() for array in given[5:7]] == [batch + 1, batch]
+    assert given[7:] == (device.error, device.number, slots)
+    assert emitted.launches.made == []
+    with pytest.raises(emitted.plans.MlagenPlanError, match=f"{batch} sequence lengths needed"):
+        device.fill_lengths(emitted.lengths(batch - 1))
 
 
 @pytest.mark.parametrize("layers", [1, 61])
 @pytest.mark.parametrize(("batch", "many"), [(66, False), (67, True)])
 def test_care_is_taken_where_it_pays(emitted: Emitted, layers: int, batch: int, many: bool) -> None:
     emitted.device(batch, 1, 128, layers=layers).launch(emitted.lengths(batch))
-    assert emitted.launches.made[0][0][20:22] == (many or layers > 1, not many)
+    assert emitted.launches.made[0][0][21:23] == (many or layers > 1, not many)
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 7, 13, 66, 78, 132])
@@ -483,12 +511,24 @@ def test_a_replay_launches_unless_the_graph_plans_itself(emitted: Emitted) -> No
 def test_an_error_of_the_gpu_is_told_once(emitted: Emitted) -> None:
     for added, least in ((0, 0), (5, 0), (-2, 2)):
         device = emitted.device(4, 1, 128, added=added)
-        device.error[0] = 1
-        said = f"below {least} or above 4000, or all of them did not fit .* of 1000 pages"
+        device.error[0] = device.number
+        said = f"verify: .* of 4 requests .* below {least} or above 4000, or all .* of 1000 pages"
         with pytest.raises(emitted.plans.MlagenPlanError, match=said):
             device.plan(emitted.lengths(4))
         device.plan(emitted.lengths(4))
     assert len(emitted.launches.made) == 3
+
+
+def test_an_error_is_told_by_whichever_graph_is_planned_next(emitted: Emitted) -> None:
+    """The one that it is of may not be replayed for long."""
+    small, large = emitted.device(4, 1, 128), emitted.device(9, 1, 128)
+    assert small.number != large.number
+    small.error[0] = small.number
+    with pytest.raises(emitted.plans.MlagenPlanError, match="graph of 4 requests"):
+        large.plan(emitted.lengths(9))
+    for device, batch in ((large, 9), (small, 4)):
+        device.plan(emitted.lengths(batch))
+    assert len(emitted.launches.made) == 2
 
 
 def test_lengths_that_a_launch_cannot_read(emitted: Emitted) -> None:

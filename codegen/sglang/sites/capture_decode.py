@@ -20,14 +20,12 @@ def edits(context: Context) -> list[Edit]:
     name = backend.source.code(wrapper)
     mine = [i for i in backend.plan_installs if backend.source.code(i).startswith(f"{name}.plan")]
     device = bool(context.device & {"decode", "draft-decode"})
-    if device:
-        backend.require_max_context()
     backend.source.exactly_one(mine, f"replacement of {name}.plan")
     lines = context.lines(
         "capture_decode",
         calls=("mlagen_capture_decode",),
         wrapper=name,
         heads=backend.heads_of("decode-updater-class", "wrapper"),
-        device=device,
+        page_table=backend.page_table() if device else None,
     )
     return [instead(backend.source, "capture-decode", install, install, lines)]

@@ -21,15 +21,13 @@ def edits(context: Context) -> list[Edit]:
     if guarded:
         backend.require_names(site.function, "forward_mode")
     device = "target-verify" in context.device
-    if device:
-        backend.require_max_context()
     lines = context.lines(
         "capture_verify",
         calls=("mlagen_capture_verify",),
         wrapper=wrapper,
         heads=backend.heads_of("prefill-updater-class", "wrapper_paged"),
         guarded=guarded,
-        device=device,
+        page_table=backend.page_table() if device else None,
     )
     own = _own_install(site, wrapper)
     known = [own] if own is not None else []

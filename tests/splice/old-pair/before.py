@@ -16,7 +16,6 @@ class FlashInferMLAAttnBackend:
     """Plans one model's attention."""
 
     def __init__(self, runner):
-        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -114,6 +113,9 @@ class FlashInferMLAAttnBackend:
 
 
 class FlashInferMLAIndicesUpdaterDecode:
+    def __init__(self, runner):
+        self.req_to_token = runner.req_to_token_pool.req_to_token
+
     def update(
         self,
         rows,

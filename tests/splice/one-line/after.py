@@ -32,7 +32,6 @@ class FlashInferMLAAttnBackend:
 
     # <<< mlagen draft-step
     def __init__(self, runner):
-        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -187,6 +186,9 @@ class FlashInferMLAAttnBackend:
 
 
 class FlashInferMLAIndicesUpdaterDecode:
+    def __init__(self, runner):
+        self.req_to_token = runner.req_to_token_pool.req_to_token
+
     # >>> mlagen decode-updater-update 84db960f2910
     def update(self, rows, seq_lens, decode_wrapper, init_metadata_replay=False, spec_info=None, mlagen_request: Optional["MlagenRequest"] = None, **fast_decode_kwargs):
     # --- mlagen replaced 1 line:

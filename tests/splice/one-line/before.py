@@ -13,7 +13,6 @@ class FlashInferMLAAttnBackend:
     """Plans one model's attention."""
 
     def __init__(self, runner):
-        self.max_context_len = runner.max_context_len
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
@@ -68,6 +67,9 @@ class FlashInferMLAAttnBackend:
 
 
 class FlashInferMLAIndicesUpdaterDecode:
+    def __init__(self, runner):
+        self.req_to_token = runner.req_to_token_pool.req_to_token
+
     def update(self, rows, seq_lens, decode_wrapper, init_metadata_replay=False, spec_info=None, **fast_decode_kwargs):
         self.call_begin_forward(decode_wrapper, rows, seq_lens, self.kv_indptr, init_metadata_replay, spec_info, **fast_decode_kwargs)
 

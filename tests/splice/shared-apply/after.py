@@ -42,7 +42,7 @@ class FlashInferMLAAttnBackend:
 
     # <<< mlagen draft-step
     def __init__(self, runner):
-        self.max_context_len = runner.max_context_len
+        self.req_to_token_pool = runner.req_to_token_pool
         self.decode_wrapper = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_paged = BatchMLAPagedAttentionWrapper(runner.workspace)
         self.prefill_wrapper_verify = BatchMLAPagedAttentionWrapper(runner.workspace)
