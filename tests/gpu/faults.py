@@ -154,15 +154,15 @@ DEVICE_FAULTS = [
     ),
     pytest.param(
         PLANS,
-        "        tl.store(error, 1)",
+        "        tl.store(error, number)",
         "        tl.store(error, 0)",
         "verify and wrong_length",
         id="a wrong length is not told",
     ),
     pytest.param(
         PLANS,
-        "        if self._error[0]:",
-        "        torch.cuda.synchronize()\n        if self._error[0]:",
+        "        number = int(self._error[0])",
+        "        torch.cuda.synchronize()\n        number = int(self._error[0])",
         "verify and does_not_wait",
         id="a look at the error waits",
     ),
