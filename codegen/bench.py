@@ -95,6 +95,11 @@ class Cell(Data):
             for name, plans in self.samples(condition).items()
         }
 
+    @property
+    def named(self) -> str:
+        """What the scripts call it where they leave it out."""
+        return f"batch {self.batch}, {self.length} tokens"
+
     @model_validator(mode="after")
     def _a_value_a_round(self) -> Cell:
         for condition in CONDITIONS:
@@ -175,6 +180,13 @@ class Setting(Data):
         ratio = self.device_attention_ms / self.attention_ms
         return PART / (1 - self.share * (1 - ratio))
 
+    @property
+    def named(self) -> str:
+        """What the scripts call it where they leave it out."""
+        shape = f"batch {self.batch}, {self.length} tokens"
+        even = "uneven lengths" if self.uneven else "even lengths"
+        return f"{shape}, {even}, share {self.wanted_share}, {self.mode}"
+
     def __str__(self) -> str:
         mode = "uneven" if self.uneven else self.mode
         return f"batch {self.batch}, {thousands(self.length)}, share {self.share:.2f}, {mode}"
@@ -249,7 +261,7 @@ def _together(first: Result, second: Result, path: Path) -> Result:
         ours, theirs = getattr(first, name), getattr(second, name)
         if theirs is not None:
             added[name] = theirs if ours is None else _filled(ours, theirs)
-    again = [name for name, part in added.items() if part == getattr(first, name)]
+    again = [name for name, part in added.items() if _adds_nothing(getattr(first, name), part)]
     if again:
         raise usage(
             f"a second result for FlashInfer {second.flashinfer}: the part {again[0]} again",
@@ -265,6 +277,13 @@ def _together(first: Result, second: Result, path: Path) -> Result:
         "seconds": first.seconds + second.seconds,
     }
     return first.model_copy(update={**added, **facts})
+
+
+def _adds_nothing(first: Any, filled: Any) -> bool:
+    """Whether a part has the same figures as before, whatever it says of those that it has not."""
+    if first is None:
+        return False
+    return bool(first == filled.model_copy(update={"left_out": first.left_out}))
 
 
 def _filled(first: Any, second: Any) -> Any:
@@ -287,7 +306,10 @@ def _filled(first: Any, second: Any) -> Any:
             "kernel": (*first.kernel, *_others(first.kernel, second.kernel, _care)),
             "schedule": first.schedule or second.schedule,
         }
-    found["left_out"] = tuple(one for one in first.left_out if one in second.left_out)
+    measured = found.get("settings") or (*found["cells"], *found.get("kernel", ()))
+    names = {one.named for one in measured}
+    asked = dict.fromkeys((*first.left_out, *second.left_out))
+    found["left_out"] = tuple(name for name in asked if name not in names)
     return first.model_copy(update=found)
 
 
@@ -346,7 +368,7 @@ def bars(result: Result) -> tuple[Bar, ...]:
     if result.loop is not None:
         every = result.loop.settings
         ahead = [setting for setting in every if setting.mode == "ahead"]
-        asked = f"the loop reaches {PART:.2f} of what it does without plans"
+        asked = f"the loop, the host ahead, reaches {PART:.2f} of what it does without plans"
         found += _loop_bar(result, asked, ahead, LIMIT, PART)
         asked = "the loop is no slower than with SGLang's"
         found += _loop_bar(result, asked, every, UPSTREAM, 1.0)

@@ -110,6 +110,12 @@ class AttentionCell(Shape):
         """What part of a forward of so many layers the plan takes, round by round."""
         return [self.plan_us / (layers * ours) for ours in self.mlagen]
 
+    @property
+    def named(self) -> str:
+        """What the scripts call it where they leave it out."""
+        shape = f"{self.heads} heads, {self.tokens} tokens, batch {self.batch}"
+        return f"{self.backend}, {shape}, {self.length}, {self.kind}, draw {self.draw}"
+
     def __str__(self) -> str:
         return f"{self.shape}, draw {self.draw}"
 
@@ -146,6 +152,11 @@ class Kernel(Data):
     tiles: int
     thorough: bool
     us: tuple[float, ...]
+
+    @property
+    def named(self) -> str:
+        """What the scripts call it where they leave it out."""
+        return f"{self.tiles} tiles, {'thorough' if self.thorough else 'quick'}"
 
 
 class Schedule(Shape):

@@ -447,15 +447,16 @@ not counted.
 - **FlashInfer's, host arrays**: the same with pinned host arrays.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
-- **mlagen's**: the rendered functions, called as a patched SGLang calls them, up to 0.5.19. The
-  index kernel fills the captured buffer in place, by two small kernels' lengths; nothing is copied.
-  From 0.5.20 on SGLang's own way is kept, with a copy as above.
+- **mlagen's**: the rendered functions, called as a patched SGLang calls them. With FlashInfer up to
+  0.6.18 that is one up to 0.5.19: the index kernel fills the captured buffer in place, by two small
+  kernels' lengths; nothing is copied. From 0.5.20 on SGLang's own way is kept, with a copy as
+  above; so with FlashInfer 0.7, which goes with 0.5.22 and later.
 - **device, launched**: a captured graph is planned by a kernel on the GPU (`planner: device`),
   which is launched before the replay. Counted is the host's time for the request and that launch.
   The lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans. Page
   numbers are filled in place.
 - **device, in the graph**: the kernel is recorded in the graph, and the request is all that is
-  left. The index kernel's lengths are made by the two small kernels.
+  left. The index kernel's lengths are made by a small kernel of mlagen's.
 - **planner alone**: `wrapper._cached_module.plan(*nine)` as the release exposes it, its nine made
   beforehand. As all others it is called behind the index kernel's arrays, which leave it caches as
   cold as they find. Up to 0.6.18 it queues the copy to the device itself; from 0.7.0 it is the
@@ -489,7 +490,7 @@ plans it in the graph, to the same by FlashInfer's schedule, planned before anyt
 subtracted or scaled. Microseconds a layer are a 61st of a forward, the GPU's with its plan. The
 plan's own time, for the bar about it, is that of a graph of 20 of them. Queries, lengths and pages
 are the same, the two take turns in 5 rounds, and the bits of their outputs are compared in each
-draw. Every token has a page of its own (4 Mi pages), and layers read up to 16 caches in turn: what
+draw. Every token has a page of its own (5 Mi pages), and layers read up to 16 caches in turn: what
 is shared would be read from the L2 cache.
 
 Lengths: *uniform* from half the mean to three halves, *geometric* and *log-normal* (sigma 1) up to
@@ -503,15 +504,17 @@ mean, is about shapes by those means. A mean is *missed* only where even the mea
 the medians may be is too high.
 
 The planning kernel alone is that of decode, 16 heads, where a request is a tile. It is told how to
-deal: *quick* in turns, *thorough* in rounds; by itself it deals in rounds wherever many layers gain
-or clusters get several pieces, and either way as FlashInfer where each piece has a cluster.
+deal: *quick* in turns, *thorough* in rounds. By itself it deals in rounds wherever many layers gain
+or clusters get several pieces, so that quick plans of more tiles than clusters (132 of one block)
+are measured here alone; and either way as FlashInfer where each piece has a cluster.
 
 Contenders take turns in an order that is drawn anew for each round, with Python's garbage collector
 off, after a warm-up. Before plans are timed, and in the loop after each block, outputs must equal
 those of FlashInfer's own plan bit for bit, or nothing is published.
 
 A bar is *missed* where the median of the differences (ratios), round by round, is on the wrong side
-and three standard deviations of that median do not reach back; *within noise* where they do. The
+and three standard deviations of that median do not reach back; *within noise* where they do. Of up
+to 14 rounds, and the loop and attention have five at most, all have to be on the wrong side. The
 worst case at batch {FOCUS}, or of all cells, is shown."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .flashinfer.api import PlanApi
 from .gpu import PACKAGE
 from .patch import mlagen_version
 from .render import Rendered, context_of, environment, module_files, render
@@ -36,13 +37,21 @@ def bench_files(rendered: Rendered) -> dict[str, bytes]:
     """All that a GPU machine needs, by name below a folder of its own: the functions as
     `mlagen render` shows them, and the scripts."""
     header = _header(rendered)
-    host = {**module_files(rendered, header), **scripts(rendered, header)}
+    functions = render(rendered.spec, rendered.api, in_place=host_in_place(rendered.api))
+    host = {**module_files(functions, header), **scripts(rendered, header)}
     device = module_files(render(on_device(rendered.spec), rendered.api), header)
     return {
         f"{package}/{name}": data
         for package, files in ((PACKAGE, host), (DEVICE_PACKAGE, device))
         for name, data in {"__init__.py": b"", **files}.items()
     }
+
+
+def host_in_place(api: PlanApi) -> bool:
+    """Whether plans on the host are measured as in a file whose index kernel fills the captured
+    buffer of a verify. SGLang up to 0.5.19 has such a kernel; none of these goes with FlashInfer
+    0.7, which 0.5.22 was the first to pin."""
+    return api.holder == "wrapper"
 
 
 def on_device(spec: Spec) -> Spec:
@@ -102,6 +111,7 @@ def _scope(rendered: Rendered) -> dict[str, Any]:
         "mlagen": mlagen_version(),
         "device_package": DEVICE_PACKAGE,
         "bare_method": method,
+        "host_in_place": host_in_place(api),
         "floor_note": _docstring(floor),
         "bytes_note": _docstring(sizes),
     }

@@ -712,10 +712,12 @@ def test_what_one_run_left_out_another_has(tmp_path: Path) -> None:
     first["loop"]["settings"] = first["loop"]["settings"][1:]
     second["plan"]["left_out"] = ["batch 1, 9 tokens"]
     second["plan"]["cells"][0]["idle"]["mlagen"] = [7.0] * 60
+    first["loop"]["left_out"] = [_named(setting) for setting in result()["loop"]["settings"][:1]]
     (found,) = read(tmp_path, first, second)
     whole = read(tmp_path, result())[0]
     assert found.plan is not None
     assert found.loop is not None
+    assert found.loop.left_out == ()
     assert whole.plan is not None
     assert whole.loop is not None
     assert sorted(map(str, found.plan.cells)) == sorted(map(str, whole.plan.cells))
@@ -725,6 +727,26 @@ def test_what_one_run_left_out_another_has(tmp_path: Path) -> None:
     assert found.date == ", ".join(sorted({first["date"], "2026-02-01"}))
     with pytest.raises(UsageError, match="the part plan again"):
         read(tmp_path, result(), second)
+
+
+def _named(setting: dict[str, Any]) -> str:
+    """As the script names a setting that it leaves out."""
+    shape = f"batch {setting['batch']}, {setting['length']} tokens, even lengths"
+    return f"{shape}, share {setting['wanted_share']}, {setting['mode']}"
+
+
+def test_what_neither_run_has_is_left_out(tmp_path: Path) -> None:
+    """Also where only one of them says so: the other was not asked for it."""
+    first, second = attention(), attention()
+    cell = first["attention"]["cells"].pop()
+    shape = f"{cell['heads']} heads, {cell['tokens']} tokens, batch {cell['batch']}"
+    name = f"{cell['backend']}, {shape}, {cell['length']}, {cell['kind']}, draw {cell['draw']}"
+    first["attention"]["left_out"] = [name, "another", "64 tiles, quick"]
+    second["attention"]["cells"] = [cell]
+    (found,) = read(tmp_path, first, second)
+    assert found.attention is not None
+    assert found.attention.left_out == ("another",)
+    assert "Left out for want of time: another." in page((found,), "plot.svg")
 
 
 def test_attention_of_two_runs_is_put_together(tmp_path: Path) -> None:
@@ -745,7 +767,7 @@ def test_attention_of_two_runs_is_put_together(tmp_path: Path) -> None:
     ) - len(kept)
     assert found.attention.kernel == whole.attention.kernel
     assert found.attention.schedule == whole.attention.schedule
-    assert found.attention.left_out == ("two",)
+    assert found.attention.left_out == ("one", "two")
 
 
 def test_rounds_that_were_set_aside_are_told(tmp_path: Path) -> None:

@@ -366,7 +366,9 @@ def test_plans_in_place_leave_nothing_to_copy(
         cell = host.plan_cost.Cell(3, 8)
         cell.check()
         not_in_place = {one.name for one in cell.contenders if not one.in_place}
-        assert not_in_place == {"stock", "host-arrays", "upstream"}
+        # SGLang up to 0.5.19 has an index kernel that may; with FlashInfer 0.7 goes none of these.
+        ours = {"mlagen"} if version.startswith("0.7") else set()
+        assert not_in_place == {"stock", "host-arrays", "upstream"} | ours
         for _ in range(2):
             for inputs in cell.draws:
                 cell.load(inputs)
@@ -384,7 +386,7 @@ def test_a_plan_in_place_needs_the_index_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nothing fills the captured buffer, outputs tell."""
-    with machine("0.7.2", tmp_path, monkeypatch) as host:
+    with machine("0.6.18", tmp_path, monkeypatch) as host:
         cell = host.plan_cost.Cell(3, 8)
         monkeypatch.setattr(cell, "fill", lambda inputs: None)
         with pytest.raises(
@@ -842,12 +844,14 @@ def test_a_schedule_is_read_from_the_workspace(
 def test_cases_of_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that was asked for, in few enough tokens, those with bars first."""
     with machine("0.7.2", tmp_path, monkeypatch) as host:
-        monkeypatch.setattr(host.attention, "PAGES", 1 << 22)
+        monkeypatch.setattr(host.attention, "PAGES", 5 << 20)
         cases = host.attention.cases_of(False)
         kinds = [case for case in cases if isinstance(case, host.attention.Case)]
-        assert all(case.batch * case.length < 1 << 22 for case in kinds)
-        uneven = 165 * 4 // 5
-        few = 33 + 3 * uneven + 8
+        asked = {(case.batch, case.length) for case in kinds}
+        assert asked == set(itertools.product((1, 16, 64, 128, 256), (1024, 4096, 16384)))
+        assert all(case.batch * case.length * 1.2 < host.attention.PAGES for case in kinds)
+        uneven = 225 * 4 // 5
+        few = 45 + 3 * uneven + 8
         assert len({str(case) for case in cases}) == len(cases) == few + 10 * 9 + 3 * 2
         assert all(case.draw == 0 for case in kinds if case.kind == "equal")
         # Bars, the kernel, the rest; then the other draws; more of where they differ most.
