@@ -46,6 +46,8 @@ DTYPE = torch.bfloat16
 PAGES = 1 << 17
 MOST_INDICES = 1 << 20
 BACKENDS = ("fa3", "fa2") if torch.cuda.get_device_capability()[0] == 9 else ("fa2",)
+# Relative errors against float32: of an output as a whole, of one row and head.
+LIMIT, ROW_LIMIT = 0.01, 0.02
 # On demand: FlashInfer compiles its fp8 kernels at first use, which takes a while.
 FP8_KV = (
     os.environ.get("MLAGEN_TEST_FP8") == "1"
@@ -364,12 +366,21 @@ def same_bits(out: Any, expected: Any) -> bool:
     return bool(torch.equal(out.view(torch.int16), expected.view(torch.int16)))
 
 
+def worst_row(out: Any, expected: Any) -> float:
+    """The largest relative error of a row and head, of float32 [rows, heads, CKV]."""
+    error = (out - expected).norm(dim=-1)
+    size = expected.norm(dim=-1)
+    return float(torch.where(error == 0, 0.0, error / size).max())
+
+
 def close_to(out: Any, reference: Any) -> bool:
-    """Within bf16 of float32, where the reference has a value."""
-    seen = ~torch.isnan(reference)
-    error = torch.where(seen, out.float() - reference, 0.0).norm()
-    size = torch.where(seen, reference, 0.0).norm()
-    return bool(error <= 0.01 * size)
+    """Within bf16 of float32, where the reference has a value: as a whole, and in each
+    row and head. Of the whole, rows that see little KV are nearly all."""
+    seen = ~torch.isnan(reference).any(dim=-1).any(dim=-1)
+    ours, theirs = out[seen].float(), reference[seen]
+    if (ours - theirs).norm() > LIMIT * theirs.norm():
+        return False
+    return theirs.numel() == 0 or worst_row(ours, theirs) <= ROW_LIMIT
 
 
 def keep_gpu_busy(milliseconds: float) -> Any:

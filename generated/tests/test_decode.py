@@ -197,7 +197,7 @@ def test_a_broken_invariant_is_a_named_error() -> None:
         plan(graph, [-100, *seq_lens[1:]], batch)
     with pytest.raises(plans.MlagenPlanError, match="8 host lengths needed"):
         request(graph, None, on_host(seq_lens[:3]))
-    with pytest.raises(plans.MlagenPlanError, match="captured index buffer"):
+    with pytest.raises(plans.MlagenPlanError, match="do not fit the index buffer"):
         graph.plan(request(graph, None, on_host([3 * MOST_INDICES] + [1] * 7)), batch)
     graph.setup = Setup(9, TOKENS, 16, False, BACKENDS[0])
     with pytest.raises(plans.MlagenPlanError, match="captured with 8 requests"):

@@ -176,6 +176,9 @@ def test_a_broken_invariant_is_a_named_error() -> None:
     falling = extend_request(wrapper, on_device, host, [-1, *query_lens[1:]])
     with pytest.raises(plans.MlagenPlanError, match="qo_indptr falls"):
         attention.plan(falling, batch)
+    host[0] += 1
+    with pytest.raises(plans.MlagenPlanError, match="do not fit the index buffer"):
+        attention.plan(extend_request(wrapper, on_device, host, query_lens), batch)
     host[0] = -100
     with pytest.raises(plans.MlagenPlanError, match="negative KV length"):
         attention.plan(extend_request(wrapper, on_device, host, query_lens), batch)

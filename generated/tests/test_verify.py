@@ -221,7 +221,7 @@ def test_arrays_for_the_index_kernel() -> None:
         assert found.data_ptr() == buffer.data_ptr()
         assert torch.equal(found, truth)
     longer = request(graph, None, on_host([3 * MOST_INDICES] + [1] * 7))
-    with pytest.raises(plans.MlagenPlanError, match="captured index buffer"):
+    with pytest.raises(plans.MlagenPlanError, match="do not fit the index buffer"):
         hooks.mlagen_bound_arrays(longer, on_device + 1)
     assert torch.equal(arrays.kv_len, batch.kv_len_arr)
 
@@ -257,7 +257,7 @@ def test_a_broken_invariant_is_a_named_error() -> None:
         plan(graph, [-100, *seq_lens[1:]], batch)
     with pytest.raises(plans.MlagenPlanError, match="8 host lengths needed"):
         request(graph, None, on_host(seq_lens[:3]))
-    with pytest.raises(plans.MlagenPlanError, match="captured index buffer"):
+    with pytest.raises(plans.MlagenPlanError, match="do not fit the index buffer"):
         graph.plan(request(graph, None, on_host([3 * MOST_INDICES] + [1] * 7)), batch)
     graph.setup = Setup(9, TOKENS, 16, True, BACKENDS[0])
     with pytest.raises(plans.MlagenPlanError, match="captured with 8 requests"):
@@ -449,4 +449,13 @@ def test_a_negative_length_in_an_eager_pass_is_a_named_error() -> None:
     attention.plan(eager_request(wrapper, seq_lens, host), batch)
     host[0] = -100
     with pytest.raises(plans.MlagenPlanError, match="negative KV length"):
+        attention.plan(eager_request(wrapper, seq_lens, host), batch)
+
+
+def test_lengths_without_page_numbers_in_an_eager_pass_are_a_named_error() -> None:
+    wrapper = eager_wrapper(BACKENDS[0])
+    attention, batch, seq_lens, host, _ = eager_passes(wrapper, 16, BACKENDS[0])[0]
+    attention.plan(eager_request(wrapper, seq_lens, host), batch)
+    host[0] += 1
+    with pytest.raises(plans.MlagenPlanError, match="do not fit the index buffer"):
         attention.plan(eager_request(wrapper, seq_lens, host), batch)
