@@ -127,13 +127,20 @@ class Moved(Data):
 
 
 class Plans(Data):
-    """What plans cost. `busy_ms`: of the work queued before each busy plan."""
+    """What plans cost.
+
+    Attributes:
+        busy_ms: of the work queued before each busy plan.
+        in_place: whether mlagen's plan on the host is that of a file whose index kernel fills the
+            captured buffer (SGLang up to 0.5.19), or copies the page numbers there.
+    """
 
     # First, so that of an older file's errors this one is told.
     version: Annotated[int, AfterValidator(known(VERSION)), Field(validate_default=True)] = 1
     busy_ms: float
     tokens: int
     heads: int
+    in_place: bool = True
     cells: tuple[Cell, ...]
     bytes: tuple[Moved, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -259,6 +266,15 @@ def _together(first: Result, second: Result, path: Path) -> Result:
     added: dict[str, Any] = {}
     for name in _PARTS:
         ours, theirs = getattr(first, name), getattr(second, name)
+        if isinstance(ours, Plans) and theirs is not None and ours.in_place != theirs.in_place:
+            raise usage(
+                f"a second result for FlashInfer {second.flashinfer}: its plans of mlagen's "
+                f"{'copy page numbers' if ours.in_place else 'find page numbers in place'}, those "
+                "of the first do not",
+                path=str(path),
+                code="two-results",
+                hint="measure the part `plan` in one run, or in runs of one version of mlagen",
+            )
         if theirs is not None:
             added[name] = theirs if ours is None else _filled(ours, theirs)
     again = [name for name, part in added.items() if _adds_nothing(getattr(first, name), part)]

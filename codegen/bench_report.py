@@ -129,7 +129,17 @@ def _plan_summary(results: Sequence[Result]) -> list[str]:
         f"Host time of a target-verify plan in µs, GPU idle / busy, {thousands(length)} tokens a "
         "request (medians):"
     )
-    return [title, table(head, rows), *_costs(measured, names)]
+    return [title, table(head, rows), _ways(measured), *_costs(measured, names)]
+
+
+def _ways(measured: Iterable[tuple[Result, Plans]]) -> str:
+    """How mlagen's plans on the host come by page numbers, by FlashInfer."""
+    told = [
+        f"{result.flashinfer} "
+        + ("as up to SGLang 0.5.19 (in place)" if plan.in_place else "as from 0.5.20 on (a copy)")
+        for result, plan in measured
+    ]
+    return f"mlagen's plans on the host, and their page numbers: {', '.join(told)}."
 
 
 def _names(cells: Iterable[Cell]) -> list[str]:
@@ -447,10 +457,10 @@ not counted.
 - **FlashInfer's, host arrays**: the same with pinned host arrays.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
-- **mlagen's**: the rendered functions, called as a patched SGLang calls them. With FlashInfer up to
-  0.6.18 that is one up to 0.5.19: the index kernel fills the captured buffer in place, by two small
-  kernels' lengths; nothing is copied. From 0.5.20 on SGLang's own way is kept, with a copy as
-  above; so with FlashInfer 0.7, which goes with 0.5.22 and later.
+- **mlagen's**: the rendered functions, called as a patched SGLang calls them. Up to 0.5.19 the
+  index kernel fills the captured buffer in place, by two small kernels' lengths; nothing is copied.
+  From 0.5.20 on SGLang's own way is kept, with a copy as above; 0.5.22 and later go with FlashInfer
+  0.7. Which of the two was measured is told below the first table.
 - **device, launched**: a captured graph is planned by a kernel on the GPU (`planner: device`),
   which is launched before the replay. Counted is the host's time for the request and that launch.
   The lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans. Page
@@ -489,9 +499,9 @@ plans it in the graph, to the same by FlashInfer's schedule, planned before anyt
 61 layers are run by either; the ratio is the time of the one to that of the other, with nothing
 subtracted or scaled. Microseconds a layer are a 61st of a forward, the GPU's with its plan. The
 plan's own time, for the bar about it, is that of a graph of 20 of them. Queries, lengths and pages
-are the same, the two take turns in 5 rounds, and the bits of their outputs are compared in each
-draw. Every token has a page of its own (5 Mi pages), and layers read up to 16 caches in turn: what
-is shared would be read from the L2 cache.
+are the same, the two take turns in 5 rounds (15 where a forward takes less than 1.5 ms), and the
+bits of their outputs are compared in each draw. Every token has a page of its own (5 Mi pages), and
+layers read up to 16 caches in turn: what is shared would be read from the L2 cache.
 
 Lengths: *uniform* from half the mean to three halves, *geometric* and *log-normal* (sigma 1) up to
 8 times the mean, *one long* (4 times the mean among requests of an eighth of it), *equal*. All but
@@ -514,8 +524,8 @@ those of FlashInfer's own plan bit for bit, or nothing is published.
 
 A bar is *missed* where the median of the differences (ratios), round by round, is on the wrong side
 and three standard deviations of that median do not reach back; *within noise* where they do. Of up
-to 14 rounds, and the loop and attention have five at most, all have to be on the wrong side. The
-worst case at batch {FOCUS}, or of all cells, is shown."""
+to 14 rounds, as the loop and long forwards have, all have to be on the wrong side. The worst case
+at batch {FOCUS}, or of all cells, is shown."""
 
 
 # --- JSON -------------------------------------------------------------------------------------

@@ -735,6 +735,19 @@ def _named(setting: dict[str, Any]) -> str:
     return f"{shape}, share {setting['wanted_share']}, {setting['mode']}"
 
 
+def test_how_plans_come_by_page_numbers_is_told(tmp_path: Path) -> None:
+    older, newer = result("0.6.18"), result("0.7.2")
+    newer["plan"]["in_place"] = False
+    text = page(read(tmp_path, older, newer), "plot.svg")
+    assert "0.6.18 as up to SGLang 0.5.19 (in place), 0.7.2 as from 0.5.20 on (a copy)." in text
+    again = result("0.7.2")
+    again["plan"]["cells"] = again["plan"]["cells"][:1]
+    with pytest.raises(UsageError, match="find page numbers in place, those"):
+        read(tmp_path, newer, again)
+    with pytest.raises(UsageError, match="copy page numbers, those"):
+        read(tmp_path, again, newer)
+
+
 def test_what_neither_run_has_is_left_out(tmp_path: Path) -> None:
     """Also where only one of them says so: the other was not asked for it."""
     first, second = attention(), attention()
