@@ -14,9 +14,10 @@ from .errors import GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
 from .inputs import existing_spec, inputs_of, named_by_manifest, package_of
-from .provenance import as_text, read_header, remove_regions
+from .provenance import as_text, read_header
 from .publish import publish, write_tree
 from .report import Facts, RanTest, Report, unified_diff
+from .restore import unpatched
 from .sglang.find import BACKEND_FILE, find_target
 from .spec import find_spec, load_spec
 
@@ -146,7 +147,7 @@ def patch(
 def unpatch(path: str, diff: bool) -> Report:
     """Take mlagen's regions out of a file, byte for byte."""
     found = find_target(path)
-    original = remove_regions(found.data, path=found.label)
+    original = unpatched(found.data, found.label)
     if original == found.data:
         return Report("unpatch", 0, notes=("nothing to do: the file has no regions of mlagen",))
     if diff:

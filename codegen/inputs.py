@@ -9,8 +9,9 @@ from .errors import UsageError, usage
 from .flashinfer.api import PlanApi
 from .flashinfer.find import FlashInferSource, find_flashinfer
 from .flashinfer.read import derived_facts, read_plan_api
-from .provenance import read_header, remove_regions
+from .provenance import read_header
 from .report import Facts
+from .restore import original_of, refuse_lost_lines
 from .sglang.find import FoundTarget
 from .spec import Spec, find_spec, load_spec
 
@@ -46,6 +47,8 @@ def inputs_of(
     """
     from .patch import select
 
+    # First: whatever else is wrong with such a file may come of that.
+    refuse_lost_lines(found.data, found.label)
     place = spec_path or find_spec(Path.cwd())
     spec = existing_spec(place)
     header = read_header(found.data, path=found.label) if as_patched else None
@@ -99,7 +102,7 @@ def _pinned(found: FoundTarget, version: str) -> FlashInferSource:
     except UsageError as error:
         from .sglang.locate import refuse_hopeless
 
-        refuse_hopeless(remove_regions(found.data, path=found.label), found.label)
+        refuse_hopeless(original_of(found.data, found.label), found.label)
         first = error.problems[0]
         hint = "give --flashinfer: a version that has a wheel (0.5.0 on), a folder or a wheel file"
         raise UsageError(replace(first, hint=hint)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from . import provenance
@@ -12,6 +12,7 @@ from .errors import DriftError, EditedError, Problem, UsageError, usage
 from .flashinfer.api import PlanApi
 from .render import Rendered, render
 from .report import SiteState, State
+from .restore import HINT, lost_insertions, original_of
 from .sglang.find import FoundTarget
 from .sglang.locate import Target, locate
 from .sglang.source import Source
@@ -79,14 +80,21 @@ def prepare(found: FoundTarget, spec: Spec, api: PlanApi) -> Patch:
     that the result does not depend on what was there.
 
     Raises EditedError where someone edited inside a region (with both texts where they can be
-    found out), DriftError where an edit has no safe place.
+    found out) or took one out, DriftError where an edit has no safe place.
     """
     header = header_for(spec, api)
     if edited_regions(found.data, found.label):
         raise EditedError(*_edited_problems(found, spec, api, header))
-    original = provenance.remove_regions(found.data, path=found.label)
-    target, rendered = _rendered_for(Source.parse(original, found.label), spec, api)
-    return Patch(found, original, splice(target, rendered, header), target, rendered)
+    original = original_of(found.data, found.label)
+    try:
+        target, rendered = _rendered_for(Source.parse(original, found.label), spec, api)
+        patched = splice(target, rendered, header)
+    except DriftError as error:
+        # Not the file's own drift, as likely as not: what is looked for went with the region.
+        if lost := lost_insertions(found.data, found.label):
+            raise EditedError(replace(lost, hint=HINT), *error.problems) from None
+        raise
+    return Patch(found, original, patched, target, rendered)
 
 
 def _rendered_for(source: Source, spec: Spec, api: PlanApi) -> tuple[Target, Rendered]:

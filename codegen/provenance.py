@@ -106,6 +106,9 @@ class Header:
 
     `flashinfer` is None where FlashInfer's source does not tell its version. `source_digest` is
     over the FlashInfer files that were read (PlanApi.digest), `spec_digest` over variants.yaml.
+    `inserts` and `replaces` are the sites of all regions that were written, in the order of the
+    file, without and with lines of the file that they stand for; both are empty in a header from
+    before they were listed.
     """
 
     mlagen: str
@@ -114,6 +117,8 @@ class Header:
     source_digest: str
     spec_digest: str
     variants: tuple[str, ...]
+    inserts: tuple[str, ...] = ()
+    replaces: tuple[str, ...] = ()
     format: int = FORMAT
 
     @property
@@ -548,15 +553,23 @@ def header_lines(fields: Header) -> list[str]:
             raise ValueError(f"header: not a value for {name}: {value!r}")
     if any("," in name or " " in name for name in fields.variants):
         raise ValueError(f"header: not variant names: {fields.variants!r}")
-    variants = textwrap.wrap(
-        ", ".join(fields.variants), 75, break_long_words=False, break_on_hyphens=False
-    )
+    sites = (*fields.inserts, *fields.replaces)
+    if not all(_SITE.match(site) for site in sites):
+        raise ValueError(f"header: not site ids: {sites!r}")
     return [
         "# Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.",
         f"# format: {fields.format}",
         *(f"# {name}: {value}" for name, value in values.items()),
-        *(f"# variants: {part.rstrip(',')}" for part in variants),
+        *_listed("variants", fields.variants),
+        *_listed("inserts", fields.inserts),
+        *_listed("replaces", fields.replaces),
     ]
+
+
+def _listed(key: str, names: Sequence[str]) -> list[str]:
+    """The header lines of a list: as many as its names need, none without names."""
+    parts = textwrap.wrap(", ".join(names), 75, break_long_words=False, break_on_hyphens=False)
+    return [f"# {key}: {part.rstrip(',')}" for part in parts]
 
 
 def read_header(source: str | bytes, *, path: str = "<source>") -> Header | None:
@@ -569,12 +582,7 @@ def read_header(source: str | bytes, *, path: str = "<source>") -> Header | None
     for region in find_regions(source, path=path):
         if region.site != HEADER_SITE:
             continue
-        values: dict[str, list[str]] = {}
-        for line in region.emitted:
-            key, colon, value = line.strip().removeprefix("# ").partition(": ")
-            # The region may hold imports below the header lines.
-            if colon and line.lstrip().startswith("# "):
-                values.setdefault(key, []).append(value.strip())
+        values = _header_values(region)
         try:
             version = values["flashinfer"][0]
             return Header(
@@ -583,14 +591,36 @@ def read_header(source: str | bytes, *, path: str = "<source>") -> Header | None
                 era=values["flashinfer-era"][0],
                 source_digest=values["flashinfer-source"][0],
                 spec_digest=values["spec"][0],
-                variants=tuple(
-                    name for part in values.get("variants", []) for name in part.split(", ")
-                ),
+                variants=_names(values, "variants"),
+                inserts=_names(values, "inserts"),
+                replaces=_names(values, "replaces"),
                 format=int(values["format"][0]),
             )
         except (KeyError, ValueError):
             raise EditedError(edited_problem(region, None, path=path)) from None
     return None
+
+
+def listed_regions(header: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The sites that a header region lists, as `Header.inserts` and `Header.replaces`; none where
+    it is not intact. Asks nothing else of it: another mlagen may have written it."""
+    values = _header_values(header) if header.intact else {}
+    return _names(values, "inserts"), _names(values, "replaces")
+
+
+def _header_values(header: Region) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = {}
+    for line in header.emitted:
+        key, colon, value = line.strip().removeprefix("# ").partition(": ")
+        # The region may hold imports below the header lines.
+        if colon and line.lstrip().startswith("# "):
+            values.setdefault(key, []).append(value.strip())
+    return values
+
+
+def _names(values: Mapping[str, list[str]], key: str) -> tuple[str, ...]:
+    """A list of the header, which may take several lines (`_listed`)."""
+    return tuple(name for part in values.get(key, []) for name in part.split(", "))
 
 
 # --- manifest ---------------------------------------------------------------------------------

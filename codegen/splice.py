@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from . import provenance
 from .errors import DriftError, EditedError, Problem
@@ -27,8 +28,8 @@ def splice(target: Target, rendered: Rendered, header: provenance.Header) -> byt
     if not edits:  # the file has none of the chosen variants' modes
         return target.source.data
     fragments = rendered.needed_by(target.calls)
-    edits.append(_header_edit(target, fragments, header))
     edits.append(_plans_edit(target, fragments))
+    edits.append(_header_edit(target, fragments, header, edits))
     try:
         patched = provenance.apply_edits(
             target.source.data, [_indented(edit) for edit in edits], path=path
@@ -155,7 +156,20 @@ def _indented(edit: Edit) -> provenance.Edit:
     return provenance.Edit(edit.site, edit.line, edit.replaces, edit.indent, lines)
 
 
-def _header_edit(target: Target, fragments: Sequence[Fragment], header: provenance.Header) -> Edit:
+def _header_edit(
+    target: Target,
+    fragments: Sequence[Fragment],
+    header: provenance.Header,
+    others: Sequence[Edit],
+) -> Edit:
+    """The header with the imports that the file lacks. It lists itself and the `others`, so that
+    one that is lost later can be told."""
+    sites = sorted(others, key=lambda edit: edit.line)
+    listed = replace(
+        header,
+        inserts=(HEADER_SITE, *(edit.site for edit in sites if not edit.replaces)),
+        replaces=tuple(edit.site for edit in sites if edit.replaces),
+    )
     words = frozenset().union(*(fragment.words for fragment in fragments))
     words |= identifiers(
         "\n".join(line for p in target.places for e in p.edits for line in e.lines)
@@ -167,7 +181,7 @@ def _header_edit(target: Target, fragments: Sequence[Fragment], header: provenan
         HEADER_SITE,
         target.header_line,
         "",
-        (*provenance.header_lines(header), *_imports([*imports, *extra_lines])),
+        (*provenance.header_lines(listed), *_imports([*imports, *extra_lines])),
     )
 
 

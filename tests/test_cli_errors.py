@@ -339,6 +339,35 @@ def region_twice(folder: Path) -> None:
     put(folder, patched().replace(text, 2 * text))
 
 
+@case(5, PATCH, DIFF, UNPATCH, CHECK, INSPECT)
+def region_lost(folder: Path) -> None:
+    """All of it, marks included: a merge that was resolved so."""
+    put(folder, patched().replace(region("replay-decode", patched()), b""))
+
+
+@case(5, UNPATCH)
+def region_lost_that_kept_nothing(folder: Path) -> None:
+    """`patch` puts it back: test_cli.py."""
+    put(folder, patched().replace(region("multi-step", patched()), b""))
+
+
+@case(5, UNPATCH, PATCH, CHECK)
+def header_lost(folder: Path) -> None:
+    put(folder, patched().replace(region("header", patched()), b""))
+
+
+@case(5, UNPATCH, PATCH, CHECK)
+def cut_between_regions(folder: Path) -> None:
+    data = patched()
+    put(folder, data[: data.index(b"    def apply(")])
+
+
+@case(5, UNPATCH, PATCH)
+def cut_behind_all_lines_that_were_kept(folder: Path) -> None:
+    data = patched()
+    put(folder, data[: data.index(b"class FlashInferMLAMultiStepDraftBackend")])
+
+
 @case(5, PATCH)
 def marks_broken_in_three_places(folder: Path) -> None:
     data = changed("    # <<< mlagen draft-step\n", "", patched())

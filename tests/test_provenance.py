@@ -41,6 +41,8 @@ HEADER = Header(
     source_digest="ab" * 32,
     spec_digest="cd" * 32,
     variants=("decode", "draft-decode", "verify", "draft-extend", "dcp"),
+    inserts=("header", "plans"),
+    replaces=("replay-decode",),
 )
 
 
@@ -477,6 +479,8 @@ def test_the_header_reads_as_designed() -> None:
         "# flashinfer-source: " + "ab" * 32,
         "# spec: " + "cd" * 32,
         "# variants: decode, draft-decode, verify, draft-extend, dcp",
+        "# inserts: header, plans",
+        "# replaces: replay-decode",
     ]
 
 
@@ -488,6 +492,8 @@ def test_the_header_reads_as_designed() -> None:
         dataclasses.replace(HEADER, variants=()),
         dataclasses.replace(HEADER, variants=tuple(f"variant-{i:03}" for i in range(40))),
         dataclasses.replace(HEADER, variants=("v" * 100, "ü")),
+        dataclasses.replace(HEADER, inserts=(), replaces=()),
+        dataclasses.replace(HEADER, replaces=tuple(f"site-{i:03}" for i in range(40))),
     ],
 )
 def test_a_header_comes_back(header: Header) -> None:
@@ -507,6 +513,8 @@ def test_a_header_comes_back(header: Header) -> None:
         {"flashinfer": "1\n# spec: 0"},
         {"variants": ("a, b",)},
         {"variants": ("",)},
+        {"inserts": ("a, b",)},
+        {"replaces": ("a\n# spec: 0",)},
     ],
 )
 def test_values_that_a_header_cannot_hold_are_refused(change: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# >>> mlagen header 80e7dee5bd9f
+# >>> mlagen header c935ff9f1ccd
 # Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.
 # format: 1
 # mlagen: 0.0
@@ -11,6 +11,9 @@ from __future__ import annotations
 # flashinfer-source: 0000000000000000000000000000000000000000000000000000000000000000
 # spec: 1111111111111111111111111111111111111111111111111111111111111111
 # variants: all
+# inserts: header, replay-decode-call, decode-updater-update, decode-updater-pass
+# inserts: decode-updater-begin, decode-updater-plan, plans
+# replaces: capture-decode, replay-decode
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# >>> mlagen header 59b8fe321dd9
+# >>> mlagen header e3049c1acd42
 # Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.
 # format: 1
 # mlagen: 0.0
@@ -11,6 +11,14 @@ from __future__ import annotations
 # flashinfer-source: 0000000000000000000000000000000000000000000000000000000000000000
 # spec: 1111111111111111111111111111111111111111111111111111111111111111
 # variants: all
+# inserts: header, draft-step, eager-draft, eager-draft-extend, eager-verify
+# inserts: eager-extend, capture-verify, replay-verify, decode-updater-plan
+# inserts: verify-indices, prefill-updater-plan, multi-step, plans
+# replaces: eager-draft-call, eager-draft-extend-call, eager-verify-call
+# replaces: eager-extend-call, capture-decode, replay-decode, replay-decode-call
+# replaces: replay-verify-call, decode-updater-update, decode-updater-pass
+# replaces: decode-updater-begin, prefill-updater-update, prefill-updater-pass
+# replaces: prefill-updater-begin
 from dataclasses import dataclass
 from typing import Any, Optional
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# >>> mlagen header 59b8fe321dd9
+# >>> mlagen header 22effbc29051
 # Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.
 # format: 1
 # mlagen: 0.0
@@ -11,6 +11,14 @@ from __future__ import annotations
 # flashinfer-source: 0000000000000000000000000000000000000000000000000000000000000000
 # spec: 1111111111111111111111111111111111111111111111111111111111111111
 # variants: all
+# inserts: header, draft-step, eager-draft, eager-draft-call, eager-draft-extend
+# inserts: eager-draft-extend-call, eager-verify, eager-verify-call, eager-extend
+# inserts: eager-extend-call, capture-verify, replay-decode-call, replay-verify
+# inserts: replay-verify-call, decode-updater-update, decode-updater-pass
+# inserts: decode-updater-begin, decode-updater-plan, prefill-updater-update
+# inserts: prefill-updater-pass, prefill-updater-begin, verify-indices
+# inserts: prefill-updater-plan, multi-step, plans
+# replaces: capture-decode, replay-decode
 from dataclasses import dataclass
 from typing import Any, Optional
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# >>> mlagen header 59b8fe321dd9
+# >>> mlagen header 4fbd550166db
 # Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.
 # format: 1
 # mlagen: 0.0
@@ -11,6 +11,14 @@ from __future__ import annotations
 # flashinfer-source: 0000000000000000000000000000000000000000000000000000000000000000
 # spec: 1111111111111111111111111111111111111111111111111111111111111111
 # variants: all
+# inserts: header, draft-step, eager-draft, eager-draft-call, eager-verify
+# inserts: eager-verify-call, replay-decode-call, decode-updater-update
+# inserts: decode-updater-pass, decode-updater-begin, decode-updater-plan
+# inserts: prefill-updater-update, prefill-updater-pass, prefill-updater-begin
+# inserts: prefill-updater-plan, multi-step, plans
+# replaces: unused-import-update-local-kv-lens-for-dcp, eager-extend
+# replaces: eager-extend-call, capture-decode, capture-verify, replay-decode
+# replaces: replay-verify, replay-verify-choice, replay-verify-call
 from dataclasses import dataclass
 from typing import Any, Optional
 
