@@ -34,7 +34,7 @@ def _spec_option(command: _F) -> _F:
         "--spec",
         "spec_path",
         type=click.Path(path_type=Path),
-        help="variants.yaml; without it the one found upwards from here, else mlagen's own.",
+        help="variants.yaml; without it the nearest above PATH, or above here, or mlagen's own.",
     )(command)
 
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from .errors import GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
-from .inputs import existing_spec, inputs_of, named_by_manifest, package_of
+from .inputs import inputs_of, named_by_manifest, package_of
 from .provenance import as_text, read_header
 from .publish import publish, write_tree
 from .report import Facts, RanTest, Report, unified_diff
 from .restore import unpatched
 from .sglang.find import BACKEND_FILE, find_target
-from .spec import find_spec, load_spec
+from .spec import load_spec
+from .spec_choice import SpecChoice, choose_spec
 
 if TYPE_CHECKING:
     from .bench import Result
@@ -38,7 +39,7 @@ def render(
     """Write generated/, or tell whether it is current."""
     from . import generated
 
-    spec = existing_spec(spec_file)
+    spec = SpecChoice(spec_file).load()
     folder = out or spec_file.parent / "generated"
     if check:
         source = find_flashinfer(flashinfer or generated.requirement_of(folder))
@@ -103,7 +104,8 @@ def patch(
             path, "add --diff to see the change, or --out DIR to have the patched file"
         )
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
-    made = prepare(found, inputs.spec, inputs.api)
+    with inputs.choice.named():
+        made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         raise made.no_place("choose another variant; `mlagen unpatch` takes out what is there")
     notes: list[str] = []
@@ -167,7 +169,8 @@ def check(
 
     found = find_target(path)
     inputs = inputs_of(found, spec_path, flashinfer, only, as_patched=True)
-    result = check_file(found, inputs.spec, inputs.api)
+    with inputs.choice.named():
+        result = check_file(found, inputs.spec, inputs.api)
     how = ", as derived from its source" if inputs.api.derived else ""
     verdict = (f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}",)
     return Report(
@@ -255,8 +258,8 @@ def _test_rendering(spec_path: Path | None, flashinfer: str | None, wish: _Wish)
     from .patch import select
     from .render import render
 
-    place = spec_path or find_spec(Path.cwd())
-    spec = existing_spec(place)
+    choice = choose_spec(spec_path)
+    spec = choice.load()
     select(spec, wish.only)
     source, why = find_flashinfer(flashinfer) if flashinfer is not None else None, "given"
     chosen = gpu.find_python(wish.python, (package_of(source),))
@@ -265,7 +268,7 @@ def _test_rendering(spec_path: Path | None, flashinfer: str | None, wish: _Wish)
         host = _must_run(gpu.look(chosen))
         source, why = find_flashinfer(str(host.package)), f"that of {chosen}"
     api = read_plan_api(source)
-    facts = (("variants.yaml", str(place)), ("FlashInfer", f"{source.label} ({why})"))
+    facts = (("variants.yaml", choice.told), ("FlashInfer", f"{source.label} ({why})"))
     suite = prove.suite_of_rendering(render(spec, api), wish.only)
     return _tested(suite, host or gpu.look(chosen, api), facts, source.label, wish)
 
@@ -283,7 +286,8 @@ def _test_file(path: str, spec_path: Path | None, flashinfer: str | None, wish: 
         flashinfer, why = str(host.package), f"that of {host.python}"
     inputs = inputs_of(found, spec_path, flashinfer, (), as_patched=True, given=why)
     select(inputs.spec, wish.only)
-    made = prepare(found, inputs.spec, inputs.api)
+    with inputs.choice.named():
+        made = prepare(found, inputs.spec, inputs.api)
     patched = read_header(found.data, path=found.label) is not None
     state = "as they stand in the file" if patched else "as `mlagen patch` would write them"
     facts = (*inputs.facts, ("functions", state))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .errors import UsageError, usage
+from .errors import UsageError
 from .flashinfer.api import PlanApi
 from .flashinfer.find import FlashInferSource, find_flashinfer
 from .flashinfer.read import derived_facts, read_plan_api
@@ -13,16 +13,19 @@ from .provenance import read_header
 from .report import Facts
 from .restore import original_of, refuse_lost_lines
 from .sglang.find import FoundTarget
-from .spec import Spec, find_spec, load_spec
+from .spec import Spec
+from .spec_choice import SpecChoice, choose_spec
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The spec with the chosen variants, FlashInfer's PlanApi and source, and what was taken, to
     tell.
+    `choice`: where the spec is from.
     `places`: what lies in the environment that the file runs in, if any of it does."""
 
     spec: Spec
+    choice: SpecChoice
     api: PlanApi
     facts: Facts
     places: tuple[Path | None, ...]
@@ -49,24 +52,24 @@ def inputs_of(
 
     # First: whatever else is wrong with such a file may come of that.
     refuse_lost_lines(found.data, found.label)
-    place = spec_path or find_spec(Path.cwd())
-    spec = existing_spec(place)
+    choice = choose_spec(spec_path, found)
+    spec = choice.load()
     header = read_header(found.data, path=found.label) if as_patched else None
     allow_unknown = allow_unknown or (header is not None and header.derived)
     if header is not None and not only:
         only = tuple(v.name for v in spec.variants if v.name in header.variants)
     spec = select(spec, only)
-    source, why = flashinfer_for(found, flashinfer, place.parent / "generated")
+    source, why = flashinfer_for(found, flashinfer, choice.path.parent / "generated")
     facts: Facts = (
         ("file", found.label),
-        ("variants.yaml", str(place)),
+        ("variants.yaml", choice.told),
         ("FlashInfer", f"{source.label} ({given if flashinfer is not None else why})"),
     )
     file = found.file
     places = (file.path, file.resolved) if file is not None else ()
     api = read_plan_api(source, allow_unknown=allow_unknown)
     facts = (*facts, *derived_facts(api))
-    return Inputs(spec, api, facts, (*places, package_of(source)), source)
+    return Inputs(spec, choice, api, facts, (*places, package_of(source)), source)
 
 
 def package_of(source: FlashInferSource | None) -> Path | None:
@@ -116,15 +119,3 @@ def named_by_manifest(folder: Path, explicit: str | None) -> str | None:
     if explicit is not None or not (folder / generated.MANIFEST).is_file():
         return None
     return generated.manifest_of(folder).flashinfer
-
-
-def existing_spec(path: Path) -> Spec:
-    """The variants.yaml at `path`; UsageError where there is none."""
-    if not path.exists():
-        raise usage(
-            "no such file",
-            path=str(path),
-            code="missing",
-            hint="give a variants.yaml; commands with --spec take mlagen's own without it",
-        )
-    return load_spec(path)

@@ -51,7 +51,8 @@ def plugin(
     found = find_target(path)
     require_registry(found, _registry(path, found))
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
-    made = prepare(found, inputs.spec, inputs.api)
+    with inputs.choice.named():
+        made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         raise made.no_place()
     _require_own(out)

@@ -31,6 +31,7 @@ __all__ = [
     "read_spec",
     "schema_text",
     "shipped_spec",
+    "spec_above",
     "unsupported",
 ]
 
@@ -40,14 +41,19 @@ SCHEMA_NAME = "variants.schema.json"
 
 
 def find_spec(start: Path) -> Path:
+    """`spec_above`, else the variants.yaml that mlagen ships."""
+    return spec_above(start) or shipped_spec()
+
+
+def spec_above(start: Path) -> Path | None:
     """The variants.yaml in `start` (a folder, or a file's folder) or the nearest folder above
-    it, else the one that mlagen ships."""
+    it, None where there is none."""
     start = Path(os.path.abspath(start))
     for folder in (start, *start.parents):
         # isfile is False where a folder cannot be read; Path.is_file would raise.
         if os.path.isfile(folder / FILE_NAME):
             return folder / FILE_NAME
-    return shipped_spec()
+    return None
 
 
 def shipped_spec() -> Path:

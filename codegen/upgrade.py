@@ -22,7 +22,8 @@ from .report import Facts, Report, SiteState, unified_diff
 from .sglang.features import Features
 from .sglang.find import FoundTarget, find_target
 from .sglang.locate import PLANS_SITE, refuse_hopeless
-from .spec import Spec, find_spec, load_spec
+from .spec import Spec
+from .spec_choice import SpecChoice, choose_spec
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ def upgrade(wish: Wish) -> Report:
         )
     found = find_target(wish.path)
     header = read_header(found.data, path=found.label)
-    spec = _spec(wish, header)
-    old = _now(found, wish, header, spec)
+    choice = choose_spec(wish.spec_path, found)
+    spec = _spec(choice, wish, header)
+    with choice.named():
+        old = _now(found, wish, header, spec)
     target = find_target(_requirement(wish.sglang)) if wish.sglang is not None else found
     facts: Facts = (
         ("file", found.label),
@@ -77,7 +80,8 @@ def upgrade(wish: Wish) -> Report:
         source, why = _then(target, old, wish)
         facts = (*facts, ("FlashInfer then", f"{source.label} ({why})"))
         api = read_plan_api(source, allow_unknown=wish.allow_unknown)
-        after = prepare(target, spec, api)
+        with choice.named():
+            after = prepare(target, spec, api)
     except DriftError as error:
         return Report("upgrade", DriftError.exit_code, problems=error.problems, facts=facts)
     new = _Side(target, source, after, why)
@@ -164,9 +168,9 @@ def _as_it_is(side: _Side) -> tuple[bytes, str]:
 # --- the two sides ----------------------------------------------------------------------------
 
 
-def _spec(wish: Wish, header: Header | None) -> Spec:
+def _spec(choice: SpecChoice, wish: Wish, header: Header | None) -> Spec:
     """The variants to render: those chosen, else those that the file was patched with."""
-    spec = load_spec(wish.spec_path or find_spec(Path.cwd()))
+    spec = choice.load()
     only = wish.only
     if header is not None and not only:
         only = tuple(v.name for v in spec.variants if v.name in header.variants)

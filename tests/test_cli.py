@@ -324,7 +324,10 @@ def test_a_refusal_as_json(here: Path) -> None:
 
     assert outcome.code == outcome.json["exit_code"] == 4
     assert outcome.err == ""
-    assert [problem["code"] for problem in outcome.json["problems"]] == ["anchor-missing"]
+    assert [problem["code"] for problem in outcome.json["problems"]] == [
+        "anchor-missing",
+        "spec-used",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -183,6 +183,15 @@ def spec_invalid(folder: Path) -> None:
     (folder / "bad.yaml").write_text(BAD_SPEC)
 
 
+@case(3, f"patch fork/{FILE} --flashinfer fi", f"patch {FILE} --flashinfer fi")
+def spec_invalid_that_was_found(folder: Path) -> None:
+    """Whoever gave none has to be told whose it is: beside PATH, or above the working directory."""
+    (folder / "fork").mkdir()
+    put(folder / "fork", ORIGINAL)
+    for place in (folder, folder / "fork"):
+        (place / "variants.yaml").write_text("version: 1\n")
+
+
 # --- 4: drift -----------------------------------------------------------------------------------
 
 
@@ -192,6 +201,17 @@ def fork_names_what_is_not_there(folder: Path) -> None:
     section = "fork:\n  anchors:\n    backend-class: MyMLABackend\n    verify-metadata: my_graphs\n"
     spec = text.replace("variants:\n", f"{section}\nvariants:\n", 1)
     (folder / "fork.yaml").write_text(spec, encoding="utf-8")
+
+
+@case(4, f"patch fork/{FILE} --flashinfer fi", f"check fork/{FILE} --flashinfer fi")
+def fork_beside_its_spec(folder: Path) -> None:
+    """Found from PATH; in it, one name that the fork has no more."""
+    (folder / "fork").mkdir()
+    put(folder / "fork", patched().replace(b"FlashInferMLAAttnBackend", b"MyMLABackend"))
+    text = shipped_spec().read_text(encoding="utf-8")
+    section = "fork:\n  anchors:\n    backend-class: MyMLABackEnd\n"
+    spec = text.replace("variants:\n", f"{section}\nvariants:\n", 1)
+    (folder / "fork" / "variants.yaml").write_text(spec, encoding="utf-8")
 
 
 @case(4, PATCH, DIFF)
