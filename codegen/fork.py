@@ -172,6 +172,18 @@ class Names:
     def __getitem__(self, anchor: str) -> str:
         return self.overrides.get(anchor, ANCHORS[anchor].default)
 
+    def hint_for(self, sought: str) -> str:
+        """What to do about a name that is looked for and not in the file; "" for one that no
+        override can change."""
+        for anchor in ANCHORS.values():
+            if sought and self[anchor.name] == sought:
+                others = "; the other variants can go in with --only" if anchor.needed_by else ""
+                return (
+                    f"a fork? `fork: anchors: {anchor.name}` in variants.yaml says what it calls "
+                    f"the {anchor.kind} (docs/forks.md){others}"
+                )
+        return ""
+
     def in_text(self, template: str) -> str:
         """A call site's template, which has SGLang's attributes, with the file's own."""
         new = {

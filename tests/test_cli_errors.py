@@ -237,6 +237,20 @@ def anchors_missing(folder: Path) -> None:
     put(folder, data)
 
 
+def forked(old: str, new: str) -> Callable[[Path], None]:
+    return lambda folder: put(folder, ORIGINAL.replace(old.encode(), new.encode()))
+
+
+# One of a kind that `fork: anchors:` can name: a method, a function, a class; and one near nothing.
+for _name, _old, _new in (
+    ("fork_plan_method", "call_begin_forward", "begin_forward"),
+    ("fork_plan_function", "fast_mla_decode_plan", "fast_latent_decode_plan"),
+    ("fork_draft_loop", "common_template", "run_all"),
+    ("fork_updater_class", "FlashInferMLAIndicesUpdaterDecode", "FlashInferMLAUpdaterDecode"),
+):
+    CASES[_name] = Case(4, forked(_old, _new), (PATCH,))
+
+
 @case(4, PATCH, DIFF, CHECK, INSPECT)
 def does_not_parse(folder: Path) -> None:
     put(folder, changed("def apply(self, bs,", "def apply(self bs,"))

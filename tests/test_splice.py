@@ -840,7 +840,7 @@ REFUSED: dict[str, Refusal] = {
         ),
         (
             (
-                "",
+                "class FlashInferMLAIndicesUpdaterPrefillV2",
                 "anchor-missing",
                 "looked for class FlashInferMLAIndicesUpdaterPrefill, found none; nearest is "
                 "FlashInferMLAIndicesUpdaterPrefillV2",
@@ -851,7 +851,7 @@ REFUSED: dict[str, Refusal] = {
         changed("pair", ("def fast_mla_decode_plan(", "def fast_mla_decode_plans(")),
         (
             (
-                "",
+                "def fast_mla_decode_plans",
                 "anchor-missing",
                 "looked for def fast_mla_decode_plan, found none; nearest is fast_mla_decode_plans",
             ),
@@ -1129,7 +1129,7 @@ REFUSED: dict[str, Refusal] = {
         lambda: b"import torch\n\n\nclass FlashInferAttnBackend:\n    pass\n",
         (
             (
-                "",
+                "class FlashInferAttnBackend",
                 "not-sglang",
                 "looked for class FlashInferMLAAttnBackend, found none; nearest is "
                 "FlashInferAttnBackend",

@@ -98,6 +98,7 @@ def _locate(source: Source, spec: Spec, public_update: bool) -> Target:
         try:
             places.append(SitePlace(site.name, variants, tuple(site.edits(context))))
         except Refused as refused:
+            refused.hint = refused.hint or spec.names.hint_for(refused.sought)
             places.append(SitePlace(site.name, variants, refused=refused))
     places += _unused_imports(source, places)
     return Target(
@@ -127,12 +128,12 @@ def _frame(source: Source, names: Names) -> tuple[Backend, Features, int, int]:
         refuse_stale_host_lengths(backend)
         return backend, probe(backend), header_line, plans_line
     except Refused as refused:
-        looked_for = f"class {names['backend-class']}"
-        if refused.code == "anchor-missing" and looked_for in refused.message:
+        refused.hint = refused.hint or names.hint_for(refused.sought)
+        if refused.sought == names["backend-class"]:
             refused.code = "not-sglang"
             refused.hint = (
                 "give SGLang's flashinfer_mla_backend.py, or a folder that has it; a fork's own "
-                "name goes into `fork: anchors:` of variants.yaml (docs/forks.md)"
+                "name goes into `fork: anchors: backend-class` of variants.yaml (docs/forks.md)"
             )
         raise DriftError(refused.problem(source.path)) from None
 

@@ -20,14 +20,18 @@ _Node = TypeVar("_Node", bound=cst.CSTNode)
 
 
 class Refused(Exception):
-    """An edit has no safe place. `line` is the nearest thing that was found (0: none)."""
+    """An edit has no safe place. `line` is the nearest thing that was found (0: none), `sought` the
+    name that is not in the file, where a fork could have another for it ("": none)."""
 
-    def __init__(self, code: str, message: str, line: int = 0, hint: str = "") -> None:
+    def __init__(
+        self, code: str, message: str, line: int = 0, hint: str = "", sought: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.line = line
         self.hint = hint
+        self.sought = sought
 
     def problem(self, path: str) -> Problem:
         """The refusal as a problem of the file at `path`."""
@@ -131,15 +135,12 @@ class Source:
     def one_class(self, name: str) -> cst.ClassDef:
         """The class `name`; Refused unless there is exactly one."""
         found = [node for node in self.classes() if node.name.value == name]
-        return self.exactly_one(
-            found, f"class {name}", (n.name.value for n in self.classes()), name
-        )
+        return self.exactly_one(found, f"class {name}", self.classes(), name)
 
     def one_function(self, name: str) -> cst.FunctionDef:
         """The module-level function `name`; Refused unless there is exactly one."""
         found = [node for node in self.functions() if node.name.value == name]
-        near = (node.name.value for node in self.functions())
-        return self.exactly_one(found, f"def {name}", near, name)
+        return self.exactly_one(found, f"def {name}", self.functions(), name)
 
     def one_method(self, owner: cst.ClassDef, name: str) -> cst.FunctionDef:
         """The method `name` of `owner`, its own or of a base in this file; Refused unless
@@ -147,19 +148,22 @@ class Source:
         methods = list(self.inherited(owner))
         found = [node for node in methods if node.name.value == name]
         what = f"method {owner.name.value}.{name}"
-        return self.exactly_one(
-            found, what, (n.name.value for n in methods), name, self.first(owner)
-        )
+        return self.exactly_one(found, what, methods, name, self.first(owner))
 
     def exactly_one(
         self,
         found: Sequence[_Node],
         what: str,
-        near: Iterable[str] = (),
+        near: Iterable[cst.ClassDef | cst.FunctionDef] = (),
         name: str = "",
         line: int = 0,
     ) -> _Node:
-        """The one node of `found`, or Refused saying what was looked for and what there is."""
+        """The one node of `found`, or Refused saying what was looked for and what there is.
+
+        Args:
+            near: among which the nearest to `name` is told, with its line.
+            line: to look at where there is none near.
+        """
         if len(found) == 1:
             return found[0]
         if found:
@@ -169,9 +173,12 @@ class Source:
                 f"looked for exactly one {what}, found {len(found)} (lines {places})",
                 self.first(found[0]),
             )
-        close = difflib.get_close_matches(name, list(near), n=1) if name else []
-        nearest = f"; nearest is {close[0]}" if close else ""
-        raise Refused("anchor-missing", f"looked for {what}, found none{nearest}", line)
+        by_name = {node.name.value: node for node in near}
+        nearest = ""
+        for close in difflib.get_close_matches(name, by_name, n=1) if name else []:
+            nearest, line = f"; nearest is {close}", self.first(by_name[close])
+        message = f"looked for {what}, found none{nearest}"
+        raise Refused("anchor-missing", message, line, sought=name)
 
     @cached_property
     def module_names(self) -> frozenset[str]:
