@@ -8,17 +8,28 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UsageError, usage
-from ..fetch import FolderTree, Tree, WheelTree, fetch, is_version, read_metadata
+from ..fetch import (
+    FolderTree,
+    Tree,
+    WheelTree,
+    fetch,
+    is_version,
+    parse_requirement,
+    read_metadata,
+)
+from ..requirement import bare_requirement
 
 DISTRIBUTION = "flashinfer-python"
 PACKAGE = "flashinfer"
 
 #: A package folder is FlashInfer's when it has its MLA module, in one of its two shapes.
 _MLA = ("mla/__init__.py", "mla.py")
+
+_HINT = "give --flashinfer a folder, a wheel file, or a version to fetch, such as 0.6.17"
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,8 @@ def find_flashinfer(
     Args:
         explicit: what `--flashinfer` was given: the folder `flashinfer/`, a folder that has it (a
             checkout, a site-packages), a .whl file, a version to fetch (`0.6.17`) or the
-            requirement (`flashinfer-python==0.6.17`). Nothing else is looked at then.
+            requirement (`flashinfer-python==0.6.17`), also as it stands in a lock file. Nothing
+            else is looked at then.
         near: SGLang's place. A FlashInfer in this folder or one above it is what that SGLang runs
             with, also where mlagen itself is installed elsewhere.
         otherwise: a version to fetch when none is found installed.
@@ -72,7 +84,7 @@ def find_flashinfer(
         "no FlashInfer found: none is installed beside mlagen and --flashinfer was not given",
         path="flashinfer",
         code="flashinfer-not-found",
-        hint="give --flashinfer a folder, a wheel file, or a version to fetch, such as 0.6.17",
+        hint=_HINT,
     )
 
 
@@ -92,13 +104,24 @@ def _explicit(text: str) -> FlashInferSource:
     if is_version(text):
         return _fetched(text)
     if "==" in text:
-        return _from_wheel(fetch(text))
+        return _required(text)
     raise usage(
-        "no such folder or file, and not a version",
+        "no such folder or file, and not a version, nor a requirement that pins one with '=='",
         path=text[:200] or "--flashinfer",
         code="flashinfer-not-found",
-        hint="give --flashinfer a folder, a wheel file, or a version to fetch, such as 0.6.17",
+        hint=_HINT,
     )
+
+
+def _required(text: str) -> FlashInferSource:
+    """The release that a line of a lock file names."""
+    try:
+        pinned = parse_requirement(bare_requirement(text))
+    except UsageError as error:
+        first = error.problems[0]
+        hint = f"write it as {DISTRIBUTION}==VERSION, such as {DISTRIBUTION}==0.6.17"
+        raise UsageError(replace(first, path=text[:200], hint=hint)) from None
+    return _from_wheel(fetch(str(pinned)))
 
 
 def _fetched(version: str) -> FlashInferSource:

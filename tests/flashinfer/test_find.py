@@ -100,7 +100,22 @@ def test_wheel_by_another_name(tmp_path: Path) -> None:
     assert find_flashinfer(str(wheel)).version == "0.6.17"
 
 
-@pytest.mark.parametrize("asked", ["0.6.17", "flashinfer-python==0.6.17"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "0.6.17",
+        "flashinfer-python==0.6.17",
+        "flashinfer_python[cu12] == 0.6.17",
+        'flashinfer-python==0.6.17 ; python_version > "3.8"',
+        "flashinfer-python==0.6.17;sys_platform=='linux'",
+        f"flashinfer-python==0.6.17 --hash=sha256:{'0' * 64}",
+        f"flashinfer-python==0.6.17 \\\n    --hash=sha256:{'0' * 64} \\\n    --hash=sha256:1",
+        "flashinfer-python==0.6.17 \\",
+        "flashinfer-python==0.6.17  # as SGLang pins it; == in both",
+        'flashinfer-python==0.6.17 ; python_version > "3.8" --hash=sha256:0 # both',
+        "  flashinfer-python==0.6.17\n",
+    ],
+)
 def test_version_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setenv("MLAGEN_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -108,6 +123,22 @@ def test_version_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask
     source = find_flashinfer(asked)
     assert (source.version, source.place) == ("0.6.17", str(wheel))
     assert is_read(source)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ("flashinfer-python==0.6.*", "the requirement has to pin one version with '=='"),
+        ("flashinfer-python>=0.6,==0.6.17 # both", "the requirement has to pin one version"),
+        ("flashinfer python==0.6.17", "not a requirement"),
+    ],
+)
+def test_a_requirement_that_pins_nothing(asked: str, reason: str) -> None:
+    text = refusal(asked)
+    assert text.startswith(f"{asked}: bad-requirement: {reason}")
+    assert text.endswith(
+        "\n    hint: write it as flashinfer-python==VERSION, such as flashinfer-python==0.6.17"
+    )
 
 
 def test_a_folder_comes_before_a_version(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +219,7 @@ def test_nothing_found() -> None:
 def test_no_such_place(text: str) -> None:
     assert refusal(text) == (
         f"{text or '--flashinfer'}: flashinfer-not-found: "
-        "no such folder or file, and not a version\n"
+        "no such folder or file, and not a version, nor a requirement that pins one with '=='\n"
         "    hint: give --flashinfer a folder, a wheel file, or a version to fetch, such as 0.6.17"
     )
 
