@@ -42,7 +42,8 @@ def _flashinfer_option(command: _F) -> _F:
     return click.option(
         "--flashinfer",
         help="A folder, a wheel file, or a version to fetch. Without it: what a fetched release "
-        "pins, the one installed, or the one that generated/MANIFEST.json names.",
+        "pins, the one installed, the one that the file was patched for, or the one that "
+        "generated/MANIFEST.json names.",
     )(command)
 
 

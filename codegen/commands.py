@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from .errors import GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
-from .inputs import inputs_of, named_by_manifest, package_of
+from .flashinfer_choice import NAMED_BY_FILE, flashinfer_to_render
+from .inputs import inputs_of, package_of
 from .provenance import as_text, read_header
 from .publish import publish, write_tree
 from .report import Facts, RanTest, Report, unified_diff
@@ -44,7 +45,7 @@ def render(
     if check:
         source = find_flashinfer(flashinfer or generated.requirement_of(folder))
     else:
-        source = find_flashinfer(flashinfer, otherwise=named_by_manifest(folder, flashinfer))
+        source = flashinfer_to_render(flashinfer, folder)
     api = read_plan_api(source, allow_unknown=allow_unknown)
     made = generated.generate(spec, api)
     facts = (
@@ -172,14 +173,16 @@ def check(
     with inputs.choice.named():
         result = check_file(found, inputs.spec, inputs.api)
     how = ", as derived from its source" if inputs.api.derived else ""
-    verdict = (f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}",)
+    verdict = f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}"
+    if inputs.why == NAMED_BY_FILE:
+        verdict += f": {NAMED_BY_FILE}, so that a bump is not seen"
     return Report(
         "check",
         result.exit_code,
         problems=result.problems,
         sites=result.sites,
         facts=inputs.facts,
-        notes=verdict if result.exit_code == 0 else (),
+        notes=(verdict,) if result.exit_code == 0 else (),
     )
 
 

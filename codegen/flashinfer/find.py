@@ -57,9 +57,7 @@ class FlashInferSource:
         return self.tree.exists(path)
 
 
-def find_flashinfer(
-    explicit: str | None = None, *, near: Path | None = None, otherwise: str | None = None
-) -> FlashInferSource:
+def find_flashinfer(explicit: str | None = None, *, near: Path | None = None) -> FlashInferSource:
     """The FlashInfer to write for.
 
     Args:
@@ -69,7 +67,6 @@ def find_flashinfer(
             else is looked at then.
         near: SGLang's place. A FlashInfer in this folder or one above it is what that SGLang runs
             with, also where mlagen itself is installed elsewhere.
-        otherwise: a version to fetch when none is found installed.
 
     Raises UsageError where nothing is found, or `explicit` is none of these.
     """
@@ -78,10 +75,9 @@ def find_flashinfer(
     for source in (_near(near) if near is not None else None, _installed()):
         if source is not None:
             return source
-    if otherwise is not None:
-        return _fetched(otherwise)
+    places = f"above {near} or beside mlagen" if near is not None else "beside mlagen"
     raise usage(
-        "no FlashInfer found: none is installed beside mlagen and --flashinfer was not given",
+        f"no FlashInfer found: --flashinfer was not given, and none is installed {places}",
         path="flashinfer",
         code="flashinfer-not-found",
         hint=_HINT,

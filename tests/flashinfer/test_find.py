@@ -11,7 +11,7 @@ from mlagen.codegen.errors import UsageError
 from mlagen.codegen.flashinfer import find
 from mlagen.codegen.flashinfer.find import FlashInferSource, find_flashinfer
 from mlagen.codegen.flashinfer.read import read_plan_api
-from tests.flashinfer.miniatures import Files, backend_era, wrapper_era, write, write_wheel
+from tests.flashinfer.miniatures import Files, wrapper_era, write, write_wheel
 
 #: Imported, it would fail the test: it is only ever read.
 POISON = "raise SystemExit('flashinfer was imported')\n"
@@ -192,16 +192,9 @@ def test_near_comes_before_installed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert find_flashinfer(near=tmp_path / "elsewhere" / "sglang").version == "0.7.2"
 
 
-@pytest.mark.usefixtures("nothing_installed")
-def test_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLAGEN_CACHE", str(tmp_path))
-    write_wheel(backend_era(), tmp_path / "wheels" / "flashinfer-python" / "0.7.2", "0.7.2")
-    assert find_flashinfer(near=tmp_path / "sglang", otherwise="0.7.2").version == "0.7.2"
-
-
-def refusal(explicit: str | None) -> str:
+def refusal(explicit: str | None, near: Path | None = None) -> str:
     with pytest.raises(UsageError) as caught:
-        find_flashinfer(explicit)
+        find_flashinfer(explicit, near=near)
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -209,10 +202,12 @@ def refusal(explicit: str | None) -> str:
 @pytest.mark.usefixtures("nothing_installed")
 def test_nothing_found() -> None:
     assert refusal(None) == (
-        "flashinfer: flashinfer-not-found: no FlashInfer found: none is installed beside mlagen "
-        "and --flashinfer was not given\n"
+        "flashinfer: flashinfer-not-found: no FlashInfer found: --flashinfer was not given, and "
+        "none is installed beside mlagen\n"
         "    hint: give --flashinfer a folder, a wheel file, or a version to fetch, such as 0.6.17"
     )
+    near = Path("a", "sglang", "file.py")
+    assert f"none is installed above {near} or beside mlagen\n" in refusal(None, near)
 
 
 @pytest.mark.parametrize("text", ["no/such/place", "~nobody/flashinfer", "main", "", "9.9.0/"])
