@@ -32,7 +32,7 @@ def flashinfer_for(
         nothing = error.problems[0]
     if named := _named_by_file(found):
         return _named(named, NAMED_BY_FILE), NAMED_BY_FILE
-    if named := named_by_manifest(folder, None):
+    if named := _named_by_manifest(folder):
         why = "none is installed; generated/MANIFEST.json names it"
         return _named(named, why), why
     raise _unnamed(nothing, f"neither the file, if patched, nor {_manifest(folder)} names one")
@@ -41,24 +41,23 @@ def flashinfer_for(
 def flashinfer_to_render(explicit: str | None, folder: Path) -> FlashInferSource:
     """The FlashInfer to render `folder` for: the one given, else the one installed beside mlagen,
     else the one that the folder's MANIFEST.json names."""
-    named = named_by_manifest(folder, explicit)
     try:
         return find_flashinfer(explicit)
     except UsageError as error:
         if explicit is not None:
             raise
-        if named is None:
-            message = f"{_manifest(folder)} names none"
-            raise _unnamed(error.problems[0], message) from None
-    return _named(named, "none is installed; MANIFEST.json names it")
+        nothing = error.problems[0]
+    if named := _named_by_manifest(folder):
+        return _named(named, "none is installed; MANIFEST.json names it")
+    raise _unnamed(nothing, f"{_manifest(folder)} names none")
 
 
-def named_by_manifest(folder: Path, explicit: str | None) -> str | None:
-    """The FlashInfer version that MANIFEST.json in `folder` names. Not read where one is given:
-    a broken manifest must not stand in the way of its own repair."""
+def _named_by_manifest(folder: Path) -> str | None:
+    """The FlashInfer version that MANIFEST.json in `folder` names. Read where nothing else tells
+    one: a broken manifest must not stand in the way of its own repair."""
     from . import generated
 
-    if explicit is not None or not (folder / generated.MANIFEST).is_file():
+    if not _manifest(folder).is_file():
         return None
     return generated.manifest_of(folder).flashinfer
 

@@ -667,7 +667,7 @@ def read_manifest(source: str | bytes, *, path: str = "MANIFEST.json") -> Manife
     """
 
     def refuse(line: int, column: int, message: str) -> EditedError:
-        hint = "run `mlagen render` to write it anew"
+        hint = "give --flashinfer, for which `mlagen render` writes it anew, or delete this file"
         return EditedError(Problem(path, line, column, "manifest", message, hint))
 
     def get(table: Any, key: str, *kinds: type) -> Any:

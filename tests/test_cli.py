@@ -20,6 +20,7 @@ import pytest
 
 from mlagen.codegen import provenance
 from mlagen.codegen import spec as spec_module
+from mlagen.codegen.flashinfer import find
 from mlagen.codegen.spec import shipped_spec
 from tests.cli_workspace import (
     FILE,
@@ -232,6 +233,27 @@ def test_render_writes_a_broken_manifest_anew(broken: str, here: Path, spec: Pat
 
     assert outcome.code == 0
     assert run("render", spec, "--check", *FI).code == 0
+
+
+def test_render_needs_no_manifest_where_flashinfer_is_installed(
+    here: Path, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "_installed", lambda: find.find_flashinfer("fi"))
+    (here / "generated").mkdir()
+    (here / "generated" / "MANIFEST.json").write_text("{")
+
+    assert run("render", spec).code == 0
+    assert run("render", spec, "--check", *FI).code == 0
+
+
+def test_what_the_hint_of_a_broken_manifest_says_works(here: Path, spec: Path) -> None:
+    run("render", spec, *FI)
+    (here / "generated" / "MANIFEST.json").write_text("{")
+    refused = run("render", spec)
+    assert refused.code == 5
+    assert "give --flashinfer, for which `mlagen render` writes it anew, or delete" in refused.err
+    (here / "generated" / "MANIFEST.json").unlink()
+    assert run("render", spec, *FI).code == 0
 
 
 def test_a_broken_manifest_is_nothing_to_a_patch_that_was_given_flashinfer(

@@ -409,7 +409,9 @@ def marks_broken_in_three_places(folder: Path) -> None:
     put(folder, data[:first] + b"# <<< mlagen verify\n# >>> mlagen\n" + data[first:])
 
 
-@case(5, "render variants.yaml --check")
+@case(
+    5, "render variants.yaml --check", "render variants.yaml", f"patch {FILE} --spec variants.yaml"
+)
 def manifest_broken(folder: Path) -> None:
     shutil.copy(shipped_spec(), folder / "variants.yaml")
     (folder / "generated").mkdir()
