@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import GeneratedTestsFailed, Problem, UsageError, usage
+from .errors import EditedError, GeneratedTestsFailed, Problem, UsageError, usage
 from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
 from .flashinfer_choice import NAMED_BY_FILE, flashinfer_to_render
@@ -150,7 +150,14 @@ def patch(
 def unpatch(path: str, diff: bool) -> Report:
     """Take mlagen's regions out of a file, byte for byte."""
     found = find_target(path)
-    original = unpatched(found.data, found.label)
+    try:
+        original = unpatched(found.data, found.label)
+    except EditedError as error:
+        if all(problem.code != "edited-region" for problem in error.problems):
+            raise
+        from .edited import both_texts
+
+        raise both_texts(found) or error from None
     if original == found.data:
         return Report("unpatch", 0, notes=("nothing to do: the file has no regions of mlagen",))
     if diff:

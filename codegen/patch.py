@@ -251,7 +251,12 @@ def _edited_problems(
             }
         except DriftError:
             pass
-    return [
-        provenance.edited_problem(region, expected.get(region.site), path=found.label)
-        for region in edited_regions(found.data, found.label)
-    ]
+    problems = []
+    for region in edited_regions(found.data, found.label):
+        text = expected.get(region.site)
+        problem = provenance.edited_problem(region, text, path=found.label)
+        if text is None:  # so there is no diff either
+            hint = "take the file from version control or reinstall the package, then patch again"
+            problem = replace(problem, hint=hint)
+        problems.append(problem)
+    return problems

@@ -333,7 +333,7 @@ def edited_problem(region: Region, expected_text: str | None, *, path: str = "<s
 
     Args:
         expected_text: the emitted lines as mlagen would write them now, or None where that is
-            not known; then only what stands there is shown.
+            not known; then only what stands there is shown, and where the rest is to be had.
     """
     found = [_shown(line) for line in region.emitted]
     kept = [f"# |{_shown(_bare(line))}" for line in region.replaced]
@@ -358,7 +358,11 @@ def edited_problem(region: Region, expected_text: str | None, *, path: str = "<s
         "edited-region",
         "\n".join([head, *(f"    {line}".rstrip() for line in body)]),
         "move the change outside the marks and put these lines back (or take the file from "
-        "version control), then run again",
+        "version control), then run again"
+        if expected_text is not None
+        else "move the change outside the marks and put back what mlagen left there (`mlagen patch "
+        "--diff`, with the FlashInfer and the spec of then, shows it), or take the file from "
+        "version control; then run again",
     )
 
 

@@ -142,6 +142,16 @@ def region(site: str, data: bytes) -> bytes:
     return b"".join(data.splitlines(keepends=True)[found.start_line - 1 : found.end_line])
 
 
+def as_older(data: bytes, old: str, new: str, site: str) -> bytes:
+    """`data` as another version would have left it: `old` is `new` in one region, whose checksum
+    is right."""
+    text = region(site, data).decode()
+    assert text.count(old) == 1
+    (was,) = provenance.find_regions(text.replace(old, new))
+    lines = provenance.build_region(was.site, was.indent, was.emitted, was.replaced, "\n")
+    return data.replace(text.encode(), "".join(lines).encode())
+
+
 def files_below(folder: Path) -> dict[str, bytes]:
     """Every file in a tree with its bytes: to see that nothing was written or left behind."""
     return {

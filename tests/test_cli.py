@@ -28,6 +28,7 @@ from tests.cli_workspace import (
     IN_PACKAGE,
     ORIGINAL,
     Outcome,
+    as_older,
     files_below,
     git,
     patched,
@@ -75,16 +76,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def states(outcome: Outcome) -> dict[str, str]:
     """Site -> state, of a run with --json."""
     return {site["site"]: site["state"] for site in outcome.json["sites"]}
-
-
-def as_older(data: bytes, old: str, new: str, site: str) -> bytes:
-    """`data` as another version would have left it: `old` is `new` in one region, whose checksum
-    is right."""
-    text = region(site, data).decode()
-    assert text.count(old) == 1
-    (was,) = provenance.find_regions(text.replace(old, new))
-    lines = provenance.build_region(was.site, was.indent, was.emitted, was.replaced, "\n")
-    return data.replace(text.encode(), "".join(lines).encode())
 
 
 # --- help and schema --------------------------------------------------------------------------
