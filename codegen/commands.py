@@ -91,6 +91,7 @@ def patch(
     that, False leaves it out. `python` is what to run them in.
     """
     from .patch import prepare, site_states
+    from .plugin_installed import refuse_to_patch_beside
 
     if out is not None and not out.strip():
         raise usage("an empty folder name", path="--out")
@@ -104,6 +105,8 @@ def patch(
         raise _not_written_to(
             path, "add --diff to see the change, or --out DIR to have the patched file"
         )
+    if not (diff or check or out):
+        refuse_to_patch_beside(found)
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     with inputs.choice.named():
         made = prepare(found, inputs.spec, inputs.api)
@@ -172,13 +175,19 @@ def unpatch(path: str, diff: bool) -> Report:
 def check(
     path: str, spec_path: Path | None, flashinfer: str | None, only: tuple[str, ...]
 ) -> Report:
-    """Judge every fast plan in a file against the FlashInfer at hand."""
+    """Judge every fast plan in a file against the FlashInfer at hand; where a plugin is installed
+    that takes the file's place, in the plugin's text."""
     from .check import check_file
+    from .plugin_installed import find_plugin, plugin_facts
 
     found = find_target(path)
-    inputs = inputs_of(found, spec_path, flashinfer, only, as_patched=True)
+    plugin = find_plugin(found)
+    loaded = plugin.text_for(found) if plugin is not None and plugin.takes(found) else found
+    inputs = inputs_of(loaded, spec_path, flashinfer, only, as_patched=True)
     with inputs.choice.named():
-        result = check_file(found, inputs.spec, inputs.api)
+        result = check_file(loaded, inputs.spec, inputs.api)
+    if plugin is not None:
+        result = plugin.checked(result, found, inputs.api)
     how = ", as derived from its source" if inputs.api.derived else ""
     verdict = f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}"
     if inputs.why == NAMED_BY_FILE:
@@ -188,7 +197,7 @@ def check(
         result.exit_code,
         problems=result.problems,
         sites=result.sites,
-        facts=inputs.facts,
+        facts=(*inputs.facts, *plugin_facts(found, inputs.api)),
         notes=(verdict,) if result.exit_code == 0 else (),
     )
 
@@ -204,7 +213,7 @@ def inspect(path: str | None, spec_path: Path | None, flashinfer: str | None) ->
         stock = find_waits(source)
         return Report("inspect", 0, facts=(*facts, *plan_facts(stock)), waits=plan_waits(stock))
     from .inspection import inspect_file
-    from .plugin_run import installed_plugin
+    from .plugin_installed import plugin_facts
 
     found = find_target(path)
     inputs = inputs_of(found, spec_path, flashinfer, (), as_patched=True)
@@ -223,7 +232,7 @@ def inspect(path: str | None, spec_path: Path | None, flashinfer: str | None) ->
                     *explain(inputs.api),
                     *plan_facts(stock),
                     *result.facts,
-                    *installed_plugin(found, inputs.api),
+                    *plugin_facts(found, inputs.api),
                 )
             )
         ),

@@ -1,20 +1,16 @@
-"""`mlagen plugin`: write the package, or tell whether it is current; and find it installed."""
+"""`mlagen plugin`: write the package, or tell whether it is current."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
 from .errors import usage
 from .fetch import WheelTree, fetch
-from .flashinfer.api import PlanApi
 from .inputs import inputs_of
 from .patch import prepare, site_states
 from .plugin import (
     DISTRIBUTION,
-    MADE_FOR_FILE,
     PACKAGE,
     REGISTRY_FILE,
     made_for,
@@ -22,10 +18,11 @@ from .plugin import (
     read_with_files,
     require_registry,
 )
+from .plugin_installed import package_folder
 from .prove import before_publishing
 from .publish import write_tree
 from .report import Facts, RanTest, Report
-from .sglang.find import BACKEND_FILE, FoundTarget, find_target
+from .sglang.find import FoundTarget, find_target
 
 
 def plugin(
@@ -98,48 +95,13 @@ def _written(out: Path, changed: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def installed_plugin(found: FoundTarget, api: PlanApi) -> Facts:
-    """What `inspect` says of a plugin that is installed beside the file; empty where none is.
-
-    One that is installed elsewhere on the path of an editable SGLang is not seen.
-    """
-    package = _package_folder(found)
-    place = package.parent / PACKAGE / MADE_FOR_FILE if package is not None else None
-    if place is None or not place.is_file():
-        return ()
-    try:
-        content = json.loads(place.read_text("utf-8"))
-        version, original = content["version"], content["file"]["sha256"]
-        flashinfer = content["flashinfer"]
-        known = (flashinfer["version"], flashinfer["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return (("plugin", f"{place} cannot be read: install {DISTRIBUTION} again"),)
-    faults = []
-    if hashlib.sha256(found.data).hexdigest() != original:
-        faults.append("made for another file than this one")
-    if known != (api.version, api.digest):
-        faults.append(f"made for another FlashInfer ({known[0] or known[1][:12]})")
-    state = "it refuses: " + "; ".join(faults) if faults else "its plans take this file's place"
-    return (("plugin", f"{DISTRIBUTION} {version}: {state}"),)
-
-
 def _registry(path: str, found: FoundTarget) -> bytes | None:
     """The file of that SGLang which loads plugins, None where there is none."""
     if found.file is None:
         return WheelTree(fetch(path)).read(f"sglang/{REGISTRY_FILE}")
-    package = _package_folder(found)
+    package = package_folder(found)
     place = package / REGISTRY_FILE if package is not None else None
     return place.read_bytes() if place is not None and place.is_file() else None
-
-
-def _package_folder(found: FoundTarget) -> Path | None:
-    """The folder `sglang` that the file lies in, None for a file that lies elsewhere."""
-    if found.file is None:
-        return None
-    for file in (found.file.path, found.file.resolved):
-        if file.as_posix().endswith(f"/{BACKEND_FILE}"):
-            return file.parents[len(Path(BACKEND_FILE).parts) - 1]
-    return None
 
 
 def _require_own(out: Path) -> None:

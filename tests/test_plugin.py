@@ -38,7 +38,8 @@ from mlagen.codegen.plugin import (
     read_with_files,
 )
 from mlagen.codegen.sglang.find import BACKEND_FILE
-from tests.cli_workspace import FILE, ORIGINAL, files_below, patched, run, workspace
+from mlagen.codegen.spec import shipped_spec
+from tests.cli_workspace import FILE, ORIGINAL, Outcome, files_below, patched, run, workspace
 from tests.flashinfer import miniatures
 from tests.releases import PINS, flashinfer_source, plan_api, sglang_tree
 
@@ -621,6 +622,92 @@ def test_inspect_tells_of_one_that_is_installed(here: Path) -> None:
     (here / "env" / PACKAGE / MADE_FOR_FILE).write_bytes(b"{}")
     (broken,) = told()
     assert "cannot be read" in broken
+
+
+@pytest.fixture
+def beside(here: Path) -> Path:
+    """Installed beside the file that it was made for."""
+    assert run(*MAKE).code == 0
+    (here / "out" / PACKAGE).rename(here / "env" / PACKAGE)
+    return here
+
+
+CHECK = ("check", "env", "--flashinfer")
+
+
+def codes(done: Outcome) -> list[str]:
+    return [problem["code"] for problem in done.json["problems"]]
+
+
+def test_check_judges_what_the_plugin_makes_of_the_file(beside: Path) -> None:
+    """Not SGLang's own plans, which no one runs: those sent people to `mlagen patch`."""
+    done = run(*CHECK, "fi", "--json")
+    assert (done.code, codes(done)) == (0, [])
+    assert {site["state"] for site in done.json["sites"]} <= {
+        "installed",
+        "replaced upstream",
+        "refused",
+    }
+    facts = {fact["name"]: fact["value"] for fact in done.json["facts"]}
+    assert facts["file"] == f"{PACKAGE}/{PATCHED_FILE}"
+    assert facts["plugin"].endswith(": its plans take this file's place")
+    (beside / "env" / PACKAGE / MADE_FOR_FILE).unlink()
+    assert run(*CHECK, "fi").code == 1
+
+
+def test_check_sends_one_whose_text_is_stale_to_the_plugin(beside: Path) -> None:
+    text = shipped_spec().read_text()
+    (beside / "variants.yaml").write_text(text.replace("One new token a request.", "Changed."))
+    done = run(*CHECK, "fi", "--json")
+    assert done.code == 1
+    assert {problem["code"] for problem in done.json["problems"]} == {"site-stale"}
+    assert all("`mlagen plugin`" in problem["hint"] for problem in done.json["problems"])
+
+
+def test_check_for_another_flashinfer_says_that_the_plugin_refuses(beside: Path) -> None:
+    done = run(*CHECK, "fi7", "--json")
+    assert done.code in (1, 4)
+    first = done.json["problems"][0]
+    assert first["code"] == "plugin-refuses"
+    assert "made for another FlashInfer" in first["message"]
+    assert all("`mlagen patch`" not in problem["hint"] for problem in done.json["problems"])
+
+
+@pytest.mark.parametrize("change", ["patched", "another", "edited"])
+def test_check_of_a_file_that_the_plugin_refuses(change: str, beside: Path) -> None:
+    if change == "edited":
+        place = beside / "env" / PACKAGE / PATCHED_FILE
+        place.write_bytes(place.read_bytes() + b"#\n")
+    else:
+        data = patched() if change == "patched" else ORIGINAL + b"#\n"
+        (beside / "env/sglang" / BACKEND_FILE).write_bytes(data)
+    done = run(*CHECK, "fi", "--json")
+    assert done.code == 1
+    first = done.json["problems"][0]
+    assert first["code"] == "plugin-refuses"
+    assert ("mlagen unpatch" in first["hint"]) == (change == "patched")
+
+
+def test_patch_refuses_to_write_beside_a_plugin(beside: Path) -> None:
+    """Patched as well, no server would start."""
+    before = files_below(beside)
+    done = run("patch", "env", "--flashinfer", "fi")
+    assert done.code == 2
+    assert "plugin-installed" in done.err
+    assert files_below(beside) == before
+    assert run("patch", "env", "--flashinfer", "fi", "--diff").code == 1
+    assert run("patch", "env", "--flashinfer", "fi", "--check").code == 1
+    assert run("patch", "env", "--flashinfer", "fi", "--out", "made").code == 0
+    (beside / "env" / PACKAGE / MADE_FOR_FILE).write_bytes(b"{}")
+    for command in ("patch", "check"):
+        done = run(command, "env", "--flashinfer", "fi")
+        assert (done.code, "plugin-broken" in done.err) == (2, True)
+
+
+def test_unpatch_is_not_kept_from_its_work_by_a_plugin(beside: Path) -> None:
+    (beside / "env/sglang" / BACKEND_FILE).write_bytes(patched())
+    assert run("unpatch", "env").code == 0
+    assert run(*CHECK, "fi").code == 0
 
 
 @pytest.mark.parametrize("version", ["0.6.17", "0.7.2"])
