@@ -870,7 +870,7 @@ REFUSED: dict[str, Refusal] = {
                 "class FlashInferMLAAttnBackend",
                 "anchor-ambiguous",
                 "looked for exactly one class FlashInferMLAAttnBackend, found 2 (lines {line}, "
-                "{line+253})",
+                "{line+255})",
             ),
         ),
     ),
