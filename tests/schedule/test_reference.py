@@ -1,7 +1,7 @@
 """The reference scheduler: the pieces that FlashInfer's own planner makes, and what holds of any.
 
 `recorded.json` holds plans that the C++ planner of FlashInfer 0.7.2 made; 0.5.3, 0.6.18 and 0.7.4
-make the same ones. The GPU tests compare more of them on the spot.
+make the same ones. More are compared where a GPU is, by tests/gpu/test_reference.py.
 """
 
 from __future__ import annotations
