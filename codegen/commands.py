@@ -15,8 +15,9 @@ from .flashinfer.find import find_flashinfer
 from .flashinfer.read import derived_facts, explain, read_plan_api
 from .flashinfer_choice import NAMED_BY_FILE, flashinfer_to_render
 from .inputs import inputs_of, package_of
+from .ownership import refuse_foreign
 from .provenance import as_text, read_header
-from .publish import publish, write_tree
+from .publish import publish, would_replace, write_tree
 from .report import Facts, RanTest, Report, unified_diff
 from .restore import unpatched
 from .sglang.find import BACKEND_FILE, find_target
@@ -55,7 +56,7 @@ def render(
         ("into", str(folder)),
     )
     if not check:
-        changed = write_tree(folder, made.files)
+        changed = write_tree(folder, made.files, guard=refuse_foreign)
         note = f"wrote {', '.join(changed)}" if changed else "nothing to do: all files are current"
         return Report("render", 0, facts=facts, notes=(note,))
     differing = generated.differing(made, folder)
@@ -115,15 +116,17 @@ def patch(
     notes: list[str] = []
     tests: tuple[RanTest, ...] = ()
     written = False
+    files = {Path(BACKEND_FILE).name: made.patched}
+    if out is not None:
+        refuse_foreign(would_replace(out, files))  # tests on a GPU take minutes
     if out is not None or test or (made.changes and not (diff or check)):
         from .prove import before_publishing
 
         remark = before_publishing(made, test, python, inputs.places)
         notes, tests = [remark.note], remark.tests
     if out is not None:
-        name = Path(BACKEND_FILE).name
-        write_tree(Path(out), {name: made.patched})
-        notes.append(f"wrote {Path(out) / name}")
+        write_tree(out, files, guard=refuse_foreign)
+        notes += [f"wrote {Path(out) / name}" for name in files]
         written = True
     elif not made.changes:
         notes.append("nothing to do: the file is patched and current")

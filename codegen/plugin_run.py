@@ -8,6 +8,7 @@ from pathlib import Path
 from .errors import usage
 from .fetch import WheelTree, fetch
 from .inputs import inputs_of
+from .ownership import refuse_foreign
 from .patch import prepare, site_states
 from .plugin import (
     DISTRIBUTION,
@@ -20,7 +21,7 @@ from .plugin import (
 )
 from .plugin_installed import package_folder
 from .prove import before_publishing
-from .publish import write_tree
+from .publish import would_replace, write_tree
 from .report import Facts, RanTest, Report
 from .sglang.find import FoundTarget, find_target
 
@@ -45,6 +46,7 @@ def plugin(
         raise usage("an empty folder name", path="--out")
     if check and test:
         raise usage("--check writes nothing, --test is for what is written", path="--test")
+    _refuse_site_packages(out)
     found = find_target(path)
     require_registry(found, _registry(path, found))
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
@@ -52,10 +54,10 @@ def plugin(
         made = prepare(found, inputs.spec, inputs.api)
     if made.patched == made.original:
         raise made.no_place()
-    _require_own(out)
     read = read_with_files(inputs.source, allow_unknown=allow_unknown)
     facts = made_for(made, read[1])
     files = plugin_files(facts, made.patched)
+    refuse_foreign(would_replace(out, files))
     shown: Facts = (*inputs.facts, ("package", f"{DISTRIBUTION} {facts.version}"))
     notes: tuple[str, ...] = ()
     tests: tuple[RanTest, ...] = ()
@@ -67,7 +69,8 @@ def plugin(
         notes = notes or ("all files are current",)
     else:
         remark = before_publishing(made, test, python, inputs.places)
-        notes, tests = (remark.note, *_written(out, write_tree(out, files))), remark.tests
+        changed = write_tree(out, files, guard=refuse_foreign)
+        notes, tests = (remark.note, *_written(out, changed)), remark.tests
     if found.data != made.original:
         notes = (
             *notes,
@@ -104,15 +107,16 @@ def _registry(path: str, found: FoundTarget) -> bytes | None:
     return place.read_bytes() if place is not None and place.is_file() else None
 
 
-def _require_own(out: Path) -> None:
-    """Refuse a folder whose pyproject.toml is another project's."""
-    place = out / "pyproject.toml"
-    if place.is_file() and f'name = "{DISTRIBUTION}"'.encode() not in place.read_bytes():
+def _refuse_site_packages(out: Path) -> None:
+    """Refuse a folder that packages are installed in: pip would neither know of the files nor
+    find the entry point, and those of an installed plugin are pip's to replace."""
+    place = out.resolve()
+    if place.name in ("site-packages", "dist-packages") or any(place.glob("*.dist-info")):
         raise usage(
-            "another project stands here",
-            path=str(place),
-            code="not-empty",
-            hint="give --out a folder of its own",
+            "packages are installed in this folder",
+            path=str(out),
+            code="site-packages",
+            hint=f"give --out a folder of its own, then `pip install` that: it puts {PACKAGE} here",
         )
 
 

@@ -12,11 +12,11 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +27,9 @@ from .provenance import is_plain_name
 MAX_BYTES: Final = 8 * 1024 * 1024
 #: Seconds to wait for another mlagen that writes the same file.
 LOCK_TIMEOUT: Final = 10.0
+
+#: Raises to keep files from being replaced. Takes those that would be -> what stands there.
+Guard: TypeAlias = Callable[[Mapping[Path, bytes]], None]
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,23 @@ def publish(target: TargetFile, data: bytes) -> bool:
     return True
 
 
+def would_replace(folder: Path | str, files: Mapping[str, bytes]) -> dict[Path, bytes]:
+    """The files below `folder` that `write_tree` would replace by other bytes -> what stands
+    there. UsageError where what stands there is no file, or cannot be read."""
+    there = {}
+    for name, data in files.items():
+        place = Path(folder) / name
+        if os.path.lexists(place) and (found := read_target(place).data) != data:
+            there[place] = found
+    return there
+
+
 def write_tree(
-    folder: Path | str, files: Mapping[str, bytes], *, remove: Collection[str] = ()
+    folder: Path | str,
+    files: Mapping[str, bytes],
+    *,
+    remove: Collection[str] = (),
+    guard: Guard | None = None,
 ) -> tuple[str, ...]:
     """Write a set of files below `folder`, making it where needed; all of them or none.
 
@@ -127,12 +145,14 @@ def write_tree(
         files: name below the folder (with `/`) -> bytes. Those that are there already with the
             same bytes are left alone.
         remove: names of files to take away; those that are not there are passed over.
+        guard: is shown what would be replaced, before anything is written.
 
     Returns:
         The names that were written or removed.
 
     Raises:
         UsageError: as `publish`; also for a name that a symbolic link leads out of the folder.
+        MlagenError: what `guard` raises.
         ValueError: a name is not a plain relative path, or in `files` and `remove` both.
     """
     folder = Path(folder)
@@ -141,6 +161,8 @@ def write_tree(
             raise ValueError(f"not a name to write below a folder: {name!r}")
     root = Path(os.path.realpath(folder))
     with _lock(root, shown=folder):
+        if guard is not None:
+            guard(would_replace(folder, files))
         made: list[Path] = []
         staged: list[tuple[Path | None, Path]] = []
         old: dict[Path, TargetFile] = {}

@@ -218,7 +218,7 @@ def test_render_check_for_another_flashinfer(here: Path, spec: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["{", '{"format": 99}'])
 def test_render_writes_a_broken_manifest_anew(broken: str, here: Path, spec: Path) -> None:
-    (here / "generated").mkdir()
+    run("render", spec, *FI)
     (here / "generated" / "MANIFEST.json").write_text(broken)
     outcome = run("render", spec, *FI)
 
@@ -446,6 +446,44 @@ def test_out_leaves_the_file_alone(here: Path) -> None:
     assert outcome.code == 0
     assert f"note: wrote made/here/{FILE}" in outcome.text
     assert files_below(here) == before | {f"made/here/{FILE}": patched()}
+
+
+def test_out_replaces_what_mlagen_wrote(here: Path) -> None:
+    """For another FlashInfer, over another SGLang, and what is the same already."""
+    older = ORIGINAL.replace(b"A back end", b"An older back end")
+    (here / "made").mkdir()
+    for data in (patched(), patched(older)):
+        (here / "made" / FILE).write_bytes(data)
+        assert run("patch", FILE, *FI, "--out", "made").code == 0
+        assert (here / "made" / FILE).read_bytes() == patched()
+    assert run("patch", FILE, "--flashinfer", "fi7", "--out", "made").code == 0
+    assert (here / "made" / FILE).read_bytes() != patched()
+
+
+def test_out_is_looked_at_before_tests_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they take minutes."""
+
+    def prove(*arguments: object) -> None:
+        raise AssertionError("tests were run")
+
+    monkeypatch.setattr("mlagen.codegen.prove.before_publishing", prove)
+    (here / "made").mkdir()
+    (here / "made" / FILE).write_bytes(ORIGINAL)
+
+    assert run("patch", FILE, *FI, "--out", "made").code == 2
+
+
+def test_render_replaces_what_it_wrote(here: Path, spec: Path) -> None:
+    """Of another FlashInfer, edited, or with a merge conflict before the mark."""
+    run("render", spec, *FI)
+    current = files_below(here)
+    run("render", spec, "--flashinfer", "fi7")
+    plans, manifest = here / "generated" / "plans.py", here / "generated" / "MANIFEST.json"
+    plans.write_bytes(b"<<<<<<< ours\n" + plans.read_bytes() + b"x = 1\n")
+    manifest.write_bytes(b"<<<<<<< ours\n" + manifest.read_bytes())
+
+    assert run("render", spec, *FI).code == 0
+    assert files_below(here) == current
 
 
 def test_out_must_name_a_folder(here: Path) -> None:

@@ -149,6 +149,31 @@ def out_is_a_file(folder: Path) -> None:
     shutil.copy(shipped_spec(), folder / "variants.yaml")
 
 
+RENDER_OUT = "render variants.yaml --flashinfer fi --out made"
+
+
+@case(2, f"{PATCH} --out made", f"patch made/{FILE} --flashinfer fi --out made")
+def out_holds_another_file(folder: Path) -> None:
+    """SGLang's own, which is changed in place or not at all."""
+    (folder / "made").mkdir()
+    (folder / "made" / FILE).write_bytes(ORIGINAL)
+
+
+@case(2, RENDER_OUT)
+def out_holds_files_of_those_names(folder: Path) -> None:
+    shutil.copy(shipped_spec(), folder / "variants.yaml")
+    (folder / "made").mkdir()
+    for name in ("plans.py", "hooks.py", "MANIFEST.json"):
+        (folder / "made" / name).write_text('{"plans": "of mine"}\n')
+
+
+@case(2, RENDER_OUT)
+def out_holds_another_manifest(folder: Path) -> None:
+    shutil.copy(shipped_spec(), folder / "variants.yaml")
+    (folder / "made").mkdir()
+    (folder / "made" / "MANIFEST.json").write_text("of a browser's extension\n")
+
+
 @case(2, "render variants.yaml --check", "render variants.yaml --check --out elsewhere")
 def not_rendered(folder: Path) -> None:
     shutil.copy(shipped_spec(), folder / "variants.yaml")
@@ -329,6 +354,12 @@ def mark_in_a_string(folder: Path) -> None:
 @case(5, PATCH, DIFF, UNPATCH, CHECK)
 def edited_region(folder: Path) -> None:
     put(folder, changed(STEP, f"{STEP[:-4]}0", patched()))
+
+
+@case(5, f"{PATCH} --out made", f"{DIFF} --out made")
+def out_holds_an_edited_region(folder: Path) -> None:
+    (folder / "made").mkdir()
+    (folder / "made" / FILE).write_bytes(changed(STEP, f"{STEP[:-4]}0", patched()))
 
 
 @case(5, PATCH)

@@ -470,6 +470,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 MAKE = ("plugin", "env", "--flashinfer", "fi", "--out", "out")
+MODULES = ("__init__.py", "__main__.py", PATCHED_FILE, MADE_FOR_FILE)
+PACKAGE_FILES = ("pyproject.toml", "README.md", *(f"{PACKAGE}/{name}" for name in MODULES))
 
 
 def test_the_package_is_written_and_says_what_it_is_for(here: Path) -> None:
@@ -591,7 +593,54 @@ def test_drift_and_misuse_write_nothing(here: Path) -> None:
     assert not (here / "out").exists()
     write(here, {"pyproject.toml": b'[project]\nname = "mine"\n'})
     done = run("plugin", "env", "--flashinfer", "fi", "--out", ".")
-    assert (done.code, "another project stands here" in done.err) == (2, True)
+    assert (done.code, "pyproject.toml: foreign-file" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("more", [(), ("--check",)])
+@pytest.mark.parametrize("name", PACKAGE_FILES)
+def test_only_what_mlagen_wrote_is_replaced(here: Path, name: str, more: tuple[str, ...]) -> None:
+    write(here / "out", {name: ORIGINAL})
+    before = files_below(here)
+    done = run(*MAKE, *more)
+
+    assert (done.code, done.out) == (2, b"")
+    assert done.err.startswith(f"out/{name}: foreign-file: ")
+    assert "give --out another folder" in done.err
+    assert files_below(here) == before
+
+
+def test_every_file_of_another_version_is_replaced(here: Path) -> None:
+    """All of them carry the mark, or stand beside one that does."""
+    run(*MAKE)
+    current = files_below(here / "out")
+    assert current.keys() == set(PACKAGE_FILES)
+    write(here / "out", {name: data + b"\n# x = 1\n" for name, data in current.items()})
+    assert run(*MAKE).code == 0
+    assert files_below(here / "out") == current
+
+
+def test_an_edited_region_in_the_copy_is_told(here: Path) -> None:
+    run(*MAKE)
+    place = here / "out" / PACKAGE / PATCHED_FILE
+    place.write_bytes(place.read_bytes().replace(b": Optional[int] = None", b": int = 0", 1))
+    before = files_below(here)
+    done = run(*MAKE)
+
+    assert done.code == 5
+    assert f"out/{PACKAGE}/{PATCHED_FILE}:" in done.err
+    assert files_below(here) == before
+
+
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages", "target"])
+def test_a_folder_that_packages_are_installed_in_is_refused(here: Path, name: str) -> None:
+    (here / name / "click-9.9.dist-info").mkdir(parents=True)
+    before = files_below(here)
+    done = run("plugin", "env", "--flashinfer", "fi", "--out", name)
+
+    assert (done.code, done.out) == (2, b"")
+    assert done.err.startswith(f"{name}: site-packages: packages are installed in this folder")
+    assert "`pip install`" in done.err
+    assert files_below(here) == before
 
 
 def test_a_flashinfer_of_no_era_is_never_silent(here: Path) -> None:
