@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from .errors import UsageError, usage
-from .pip import run_pip
+from .pip import PipRun, run_pip
 from .report import Printer
 
 #: Interpreters and platforms to ask pip for when it has no wheel for the running one. SGLang's
@@ -157,6 +157,12 @@ def cached(requirement: str, *, cache: Path | None = None) -> Path | None:
     )
 
 
+def is_gone(error: UsageError) -> bool:
+    """Whether the registry answered, and has no such archive (a network that is down may have
+    it)."""
+    return any("No matching distribution found" in problem.message for problem in error.problems)
+
+
 def _cached(folder: Path) -> Path | None:
     """A whole wheel in `folder`. `is_zipfile` looks for the directory at the end of the file."""
     return next((path for path in sorted(folder.glob("*.whl")) if zipfile.is_zipfile(path)), None)
@@ -165,7 +171,6 @@ def _cached(folder: Path) -> Path | None:
 def _download(pinned: Pinned, folder: Path, say: Callable[[str], None]) -> Path:
     """Run pip until one set of tags has a wheel, and move that wheel into `folder`."""
     partial = folder / ".partial"
-    output = ""
     for tags in _tag_choices():
         # What a killed run left here is worth nothing.
         shutil.rmtree(partial, ignore_errors=True)
@@ -174,17 +179,16 @@ def _download(pinned: Pinned, folder: Path, say: Callable[[str], None]) -> Path:
         say(f"fetching {pinned} with pip{asked_for}")
         options = ["--no-deps", "--only-binary=:all:", "--no-input", "--dest", ".", *tags]
         run = run_pip("download", *options, str(pinned), folder=partial)
-        output = run.stdout
         wheel = _cached(partial)
-        if run.returncode == 0 and wheel is not None:
+        if run.status == 0 and wheel is not None:
             target = folder / wheel.name
             wheel.replace(target)
             shutil.rmtree(partial, ignore_errors=True)
             return target
-        if "No matching distribution found" not in output:
+        if run.unreachable is not None or "No matching distribution found" not in run.output:
             break  # another interpreter's tags do not mend a network that is down
     shutil.rmtree(partial, ignore_errors=True)
-    raise _pip_failed(pinned, output)
+    raise _pip_failed(pinned, run)
 
 
 def _tag_choices() -> list[list[str]]:
@@ -195,13 +199,17 @@ def _tag_choices() -> list[list[str]]:
     ]
 
 
-def _pip_failed(pinned: Pinned, output: str) -> UsageError:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("[notice]", "WARNING:"))]
-    last = lines[-1].removeprefix("ERROR: ") if lines else "pip wrote nothing"
-    if "No module named pip" in output:
+def _pip_failed(pinned: Pinned, run: PipRun) -> UsageError:
+    why = run.last_line() or "pip wrote nothing"
+    if run.unreachable is not None:
+        why = f"the index could not be reached: {run.unreachable}"
+        hint = (
+            "mend the network, or what pip is set to (PIP_INDEX_URL, a proxy); "
+            "a folder or a wheel file needs neither"
+        )
+    elif "No module named pip" in run.output:
         hint = "install pip beside mlagen (python -m ensurepip), or give a folder or a wheel file"
-    elif "No matching distribution found" in output:
+    elif "No matching distribution found" in run.output:
         hint = (
             "the index that pip uses has no wheel of that version; "
             "give another version, or a folder or a wheel file"
@@ -209,7 +217,7 @@ def _pip_failed(pinned: Pinned, output: str) -> UsageError:
     else:
         hint = "fetching needs pip and a network; a folder or a wheel file needs neither"
     return usage(
-        f"pip could not download {pinned}: {last}",
+        f"pip could not download {pinned}: {why}",
         path=str(pinned),
         code="fetch-failed",
         hint=hint,

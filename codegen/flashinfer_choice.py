@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .errors import EditedError, Problem, UsageError
+from .fetch import is_gone
 from .flashinfer.find import FlashInferSource, find_flashinfer
 from .provenance import read_header
 from .restore import original_of
@@ -89,7 +90,9 @@ def _named(version: str, why: str) -> FlashInferSource:
         return find_flashinfer(version)
     except UsageError as error:
         first = error.problems[0]
-        hint = "install FlashInfer beside PATH or mlagen, or give --flashinfer"
+        hint = first.hint
+        if is_gone(error):
+            hint = "install FlashInfer beside PATH or mlagen, or give --flashinfer"
         raise UsageError(replace(first, message=f"{first.message} ({why})", hint=hint)) from None
 
 
@@ -102,6 +105,8 @@ def _pinned(found: FoundTarget, version: str) -> FlashInferSource:
         from .sglang.locate import refuse_hopeless
 
         refuse_hopeless(original_of(found.data, found.label), found.label)
+        if not is_gone(error):
+            raise
         first = error.problems[0]
         hint = "give --flashinfer: a version that has a wheel (0.5.0 on), a folder or a wheel file"
         raise UsageError(replace(first, hint=hint)) from None

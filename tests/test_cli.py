@@ -675,6 +675,27 @@ def test_a_requirement_with_the_flashinfer_given(releases: Path, here: Path) -> 
     assert (here / "made" / FILE).read_bytes() == patched()
 
 
+@pytest.mark.parametrize("down", [True, False])
+def test_a_pinned_flashinfer_that_cannot_be_had(
+    releases: Path, here: Path, monkeypatch: pytest.MonkeyPatch, down: bool
+) -> None:
+    """Where no index answers, another version would not help."""
+    shutil.rmtree(releases / "wheels" / "flashinfer-python")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    if not down:
+        monkeypatch.setenv("PIP_NO_INDEX", "1")
+    outcome = run("patch", "sglang==9.9", "--diff")
+
+    assert outcome.code == 2
+    assert ("the index could not be reached: 127.0.0.1:9: " in outcome.err) == down
+    assert ("hint: mend the network" in outcome.err) == down
+    assert ("hint: give --flashinfer: a version that has a wheel" in outcome.err) != down
+
+
 def test_a_requirement_can_be_checked_and_inspected(releases: Path) -> None:
     assert run("patch", "sglang==9.9", "--check").code == 1
     assert run("check", "sglang==9.9").code == 1

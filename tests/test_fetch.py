@@ -132,6 +132,84 @@ def test_no_such_release(index: Path, cache: Path) -> None:
     assert not list(cache.rglob(".partial"))
 
 
+@pytest.mark.parametrize("retries", ["0", "1"])
+def test_an_index_that_cannot_be_reached(
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    retries: str,
+) -> None:
+    """pip says "No matching distribution found" then too. One round, and no credentials."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://me:secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", retries)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    message = refusal("sglang==0.5.17")
+    assert message.startswith(
+        "sglang==0.5.17: fetch-failed: pip could not download sglang==0.5.17: "
+        "the index could not be reached: 127.0.0.1:9: "
+    )
+    assert "Connection refused" in message
+    assert "hint: mend the network, or what pip is set to (PIP_INDEX_URL, a proxy)" in message
+    assert "secret" not in message
+    assert " object at 0x" not in message
+    assert capfd.readouterr().err.count("fetching") == 1
+    assert not list(cache.rglob(".partial"))
+
+
+LOGGED = "2026-01-01T10:00:00,000 "
+PAGE = "Could not fetch URL https://u:****@host.example/simple/sglang/: "
+OBJECT = "<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f45a6407f50>"
+POOL = "HTTPSConnectionPool(host='host.example', port=443): Max retries exceeded with url: /x/ "
+
+
+@pytest.mark.parametrize(
+    ("output", "log", "why"),
+    [
+        ("", "", None),
+        ("", f"{LOGGED}{PAGE}404 Client Error: Not Found for url: https://u:p@h/ - skipping", None),
+        ("", f"{LOGGED}{PAGE}timed out - skipping\n{LOGGED}Fetched page https://b/ as html", None),
+        ("", f"{LOGGED}{PAGE}timed out - skipping\n", "host.example: timed out"),
+        (
+            "",
+            f"{LOGGED}{PAGE}401 Client Error: Unauthorized for url: https://u:p@h/x/ - skipping",
+            "host.example: 401 Client Error: Unauthorized",
+        ),
+        (
+            "",
+            f"{LOGGED}{PAGE}connection error: {POOL}(Caused by NewConnectionError('{OBJECT}: "
+            "[Errno -2] Name or service not known')) - skipping",
+            "host.example: NewConnectionError('[Errno -2] Name or service not known')",
+        ),
+        (
+            "WARNING: Retrying (Retry(total=0, connect=None)) after connection broken by "
+            f"'ConnectTimeoutError({OBJECT}, 'Connection to h timed out.')': /simple/sglang/\n",
+            "",
+            "ConnectTimeoutError('Connection to h timed out.')",
+        ),
+        (
+            "WARNING: Retrying (Retry(total=4)) after connection broken by 'X()': /simple/\n",
+            f"{LOGGED}WARNING: Retrying\n{LOGGED}Fetched page https://host.example/ as html",
+            None,
+        ),
+    ],
+)
+def test_why_no_index_answered(output: str, log: str, why: str | None) -> None:
+    assert running.why_unreachable(output, log) == why
+
+
+def test_credentials_are_not_shown(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ERROR: no https://me:secret@host.example/x.whl'\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(fetching.sys, "executable", str(python))
+    assert ": no https://host.example/x.whl\n" in refusal("sglang==0.5.17")
+
+
 def test_source_archives_are_not_built(index: Path, cache: Path) -> None:
     (index / "sglang-0.5.17.tar.gz").write_bytes(b"")
     assert "No matching distribution found" in refusal("sglang==0.5.17")

@@ -64,7 +64,7 @@ def _run_pip(requirement: str, work: Path) -> str:
         PIP_CONSTRAINT=str(constraint),
         PIP_BUILD_CONSTRAINT=str(constraint),
     )
-    return run.stdout
+    return run.output
 
 
 def _unpacked(work: Path) -> Path | None:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from packaging.version import Version
 
 from ..errors import DriftError, UsageError
-from ..fetch import WheelTree
+from ..fetch import WheelTree, is_gone
 from ..flashinfer.find import find_flashinfer
 from ..flashinfer.read import read_plan_api
 from ..patch import mlagen_version
@@ -30,7 +30,7 @@ from .releases import (
     sglang_versions,
 )
 from .runner import Memory, Task, run
-from .store import Held, flashinfer_digest, held, is_gone, obtain
+from .store import Held, flashinfer_digest, held, obtain
 
 #: So many SGLang releases, the newest, go with every FlashInfer that has a wheel.
 NEWEST = 5

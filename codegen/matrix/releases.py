@@ -10,7 +10,7 @@ from packaging.version import InvalidVersion, Version
 
 from ..errors import UsageError, usage
 from ..flashinfer.find import DISTRIBUTION
-from ..pip import run_pip
+from ..pip import PipRun, run_pip
 
 SGLANG = "sglang"
 FLASHINFER = DISTRIBUTION
@@ -43,9 +43,9 @@ def available(name: str) -> tuple[str, ...]:
     Raises UsageError where pip cannot be run or finds none.
     """
     run = run_pip("index", "versions", "--no-input", name, folder=Path(__file__).resolve().parent)
-    found = _LINE.search(run.stdout)
-    if run.returncode != 0 or found is None:
-        raise _cannot_list(name, run.stdout)
+    found = _LINE.search(run.output)
+    if run.status != 0 or found is None:
+        raise _cannot_list(name, run)
     return by_version(word for word in re.split(r"[,\s]+", found[1]) if _is_final(word))
 
 
@@ -60,12 +60,12 @@ def _is_final(word: str) -> bool:
         return False
 
 
-def _cannot_list(name: str, output: str) -> UsageError:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("WARNING:", "[notice]"))]
-    last = lines[-1].removeprefix("ERROR: ") if lines else "it wrote nothing"
+def _cannot_list(name: str, run: PipRun) -> UsageError:
+    why = run.last_line() or "it wrote nothing"
+    if run.unreachable is not None:
+        why = f"the index could not be reached: {run.unreachable}"
     return usage(
-        f"pip could not list the releases of {name}: {last}",
+        f"pip could not list the releases of {name}: {why}",
         path=name,
         code="fetch-failed",
         hint="--refresh needs pip and a network; without it the facts at hand are taken",

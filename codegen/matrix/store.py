@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 from packaging.utils import canonicalize_name
 
 from ..errors import UsageError, usage
-from ..fetch import WheelTree, cache_dir, cached, fetch
+from ..fetch import WheelTree, cache_dir, cached, fetch, is_gone
 from ..flashinfer.find import PACKAGE
 from ..sglang.find import BACKEND_FILE
 from .archive import source_files
@@ -80,12 +80,6 @@ def obtain(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Held(place, kind)
-
-
-def is_gone(error: UsageError) -> bool:
-    """Whether the registry answered, and has no such archive (a network that is down may have
-    it)."""
-    return any("No matching distribution found" in problem.message for problem in error.problems)
 
 
 def _fetched(

@@ -14,7 +14,7 @@ import pytest
 from mlagen.codegen import fetch
 from mlagen.codegen import pip as running
 from mlagen.codegen.errors import UsageError
-from mlagen.codegen.fetch import WheelTree
+from mlagen.codegen.fetch import WheelTree, is_gone
 from mlagen.codegen.matrix import archive, gather, releases, store
 from mlagen.codegen.matrix.releases import FLASHINFER, SGLANG
 from tests.flashinfer import miniatures
@@ -140,7 +140,7 @@ def test_neither_wheel_nor_archive(
     monkeypatch.setattr(store, "fetch", fetch_finds_nothing)
     with pytest.raises(UsageError) as caught:
         store.obtain(FLASHINFER, "0.3.9", lambda line: None)
-    assert store.is_gone(caught.value)
+    assert is_gone(caught.value)
     (problem,) = caught.value.problems
     assert problem.message.startswith(
         "pip could not download the source archive of flashinfer-python==0.3.9: No matching"
@@ -163,7 +163,7 @@ def test_a_network_that_is_down_is_not_a_release_that_is_gone(
     for name in (SGLANG, FLASHINFER):
         with pytest.raises(UsageError, match="Could not reach it") as caught:
             store.obtain(name, "0.5.1", lambda line: None)
-        assert not store.is_gone(caught.value)
+        assert not is_gone(caught.value)
 
 
 def test_the_first_failure_is_the_last_fetch(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
