@@ -159,7 +159,7 @@ def patch(
 ) -> None:
     """Splice the plans into SGLang's MLA back end.
 
-    PATH is the file, a checkout, an installed sglang, or a release such as sglang==0.5.17.
+    PATH is the file, a checkout, an installed sglang, or a release: its wheel, or sglang==0.5.17.
     """
     from mlagen.codegen import commands
 

@@ -495,6 +495,5 @@ def _must_measure(host: GpuHost | NoGpu, kept: Path | None = None) -> GpuHost:
 
 
 def _not_written_to(path: str, hint: str) -> UsageError:
-    return usage(
-        "a fetched release is not written to", path=path, code="nothing-to-write", hint=hint
-    )
+    message = "a release is read from its wheel, which is not written to"
+    return usage(message, path=path, code="nothing-to-write", hint=hint)

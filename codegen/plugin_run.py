@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from .errors import usage
-from .fetch import WheelTree, fetch
 from .inputs import inputs_of
 from .ownership import refuse_foreign
 from .patch import prepare, site_states
@@ -48,7 +47,7 @@ def plugin(
         raise usage("--check writes nothing, --test is for what is written", path="--test")
     _refuse_site_packages(out)
     found = find_target(path)
-    require_registry(found, _registry(path, found))
+    require_registry(found, _registry(found))
     inputs = inputs_of(found, spec_path, flashinfer, only, allow_unknown=allow_unknown)
     with inputs.choice.named():
         made = prepare(found, inputs.spec, inputs.api)
@@ -98,10 +97,10 @@ def _written(out: Path, changed: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def _registry(path: str, found: FoundTarget) -> bytes | None:
+def _registry(found: FoundTarget) -> bytes | None:
     """The file of that SGLang which loads plugins, None where there is none."""
-    if found.file is None:
-        return WheelTree(fetch(path)).read(f"sglang/{REGISTRY_FILE}")
+    if found.wheel is not None:
+        return found.wheel.read(f"sglang/{REGISTRY_FILE}")
     package = package_folder(found)
     place = package / REGISTRY_FILE if package is not None else None
     return place.read_bytes() if place is not None and place.is_file() else None

@@ -160,7 +160,10 @@ def _as_it_is(side: _Side) -> tuple[bytes, str]:
     if find_regions(side.found.data, path=side.found.label):
         return side.found.data, ""
     if side.found.file is None:
-        return side.patch.patched, "a fetched release counts as patched for the FlashInfer of now"
+        return (
+            side.patch.patched,
+            "a release in a wheel counts as patched for the FlashInfer of now",
+        )
     remark = "the file is not patched: its sites are shown as patched for the FlashInfer of now"
     return side.patch.patched, remark
 

@@ -703,6 +703,44 @@ def test_a_requirement_can_be_checked_and_inspected(releases: Path) -> None:
     assert run("unpatch", "sglang==9.9").code == 0
 
 
+def test_a_wheel_is_as_good_as_a_requirement(releases: Path, here: Path) -> None:
+    """All that reads a release takes its wheel, and names the same FlashInfer."""
+    (wheel,) = (releases / "wheels" / "sglang" / "9.9").glob("*.whl")
+    shutil.copy(wheel, here)
+    before = files_below(here)
+    commands = [
+        ("patch", "--check"),
+        ("patch", "--diff"),
+        ("check",),
+        ("inspect",),
+        ("unpatch",),
+        ("upgrade", "--flashinfer", "fi7"),
+    ]
+    for command, *more in commands:
+        by_wheel, by_name = run(command, wheel.name, *more), run(command, "sglang==9.9", *more)
+        assert by_wheel == by_name, command
+        assert by_wheel.code in (0, 1), command
+    assert files_below(here) == before
+    assert run("patch", wheel.name, "--out", "made").code == 0
+    assert run("patch", "sglang==9.9", "--out", "again").code == 0
+    made = (here / "made" / FILE).read_bytes()
+    assert made == (here / "again" / FILE).read_bytes()
+    assert run("upgrade", f"made/{FILE}", "--sglang", wheel.name).code == 0
+
+
+@pytest.mark.parametrize("command", ["patch", "unpatch"])
+def test_a_wheel_is_not_written_to(releases: Path, here: Path, command: str) -> None:
+    (wheel,) = (releases / "wheels" / "sglang" / "9.9").glob("*.whl")
+    with zipfile.ZipFile(here / wheel.name, "w") as file:
+        file.writestr(IN_PACKAGE, patched() if command == "unpatch" else ORIGINAL)
+    before = files_below(here)
+    outcome = run(command, wheel.name, *(FI if command == "patch" else ()))
+
+    assert (outcome.code, outcome.out) == (2, b"")
+    assert outcome.err.startswith(f"{wheel.name}: nothing-to-write: ")
+    assert files_below(here) == before
+
+
 # --- check --------------------------------------------------------------------------------------
 
 

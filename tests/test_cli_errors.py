@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,18 @@ def path_too_long(folder: Path) -> None:
 @case(2, "patch empty --flashinfer fi", "inspect empty --flashinfer fi", "unpatch empty")
 def folder_without_the_file(folder: Path) -> None:
     (folder / "empty").mkdir()
+
+
+@case(
+    2,
+    *("patch other.whl --diff --flashinfer fi", "check broken.whl --flashinfer fi"),
+    "inspect folder.whl --flashinfer fi",
+)
+def wheel_without_the_file(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "other.whl", "w") as file:
+        file.writestr("other/__init__.py", "")
+    (folder / "broken.whl").write_bytes(b"PK")
+    (folder / "folder.whl").mkdir()
 
 
 @case(2, "patch link.py --flashinfer fi")

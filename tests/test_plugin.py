@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -511,6 +512,15 @@ def test_the_package_depends_on_nothing_but_its_inputs(
         assert str(here).encode() not in data, name
         if not name.endswith(FILE):
             assert not re.search(rb"\b20\d\d-\d\d", data), name
+
+
+def test_the_wheel_of_an_sglang_gives_the_same_package(here: Path) -> None:
+    run(*MAKE)
+    with zipfile.ZipFile(here / "sglang-9.9.whl", "w") as file:
+        for name, data in files_below(here / "env").items():
+            file.writestr(name, data)
+    assert run("plugin", "sglang-9.9.whl", "--flashinfer", "fi", "--out", "by").code == 0
+    assert files_below(here / "by") == files_below(here / "out")
 
 
 def test_what_differs_has_another_version(here: Path) -> None:

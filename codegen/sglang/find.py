@@ -1,4 +1,4 @@
-"""Find the file to patch: a path in any of its shapes, or a release to fetch."""
+"""Find the file to patch: a path in any of its shapes, a wheel, or a release to fetch."""
 
 from __future__ import annotations
 
@@ -35,25 +35,29 @@ class FoundTarget:
         data: its bytes.
         label: what messages and diffs call it, with `/`; for a file of a checkout its path
             from the checkout's root, which is where `git apply` runs.
-        file: the file on disk; None for a release that was fetched, which nothing writes to.
-        pinned_flashinfer: the FlashInfer that a fetched release requires, where it says so.
+        file: the file on disk; None for a release in a wheel, which nothing writes to.
+        pinned_flashinfer: the FlashInfer that such a release requires, where it says so.
+        wheel: the wheel that it was read from, given or fetched; None for a file on disk.
     """
 
     data: bytes
     label: str
     file: TargetFile | None
     pinned_flashinfer: str | None = None
+    wheel: WheelTree | None = None
 
 
 def find_target(text: str) -> FoundTarget:
     """The file that PATH means: the file itself, a checkout, an installed `sglang` (its folder,
-    the site-packages around it, or just the word `sglang`), or a requirement such as
+    the site-packages around it, or just the word `sglang`), a wheel, or a requirement such as
     `sglang==0.5.17`.
 
     Raises UsageError where it means none of these.
     """
     path = Path(os.path.expanduser(text))
     if text and os.path.lexists(path):  # False, not an error, for a name that is too long
+        if path.suffix == ".whl" and not path.is_dir():
+            return in_wheel(WheelTree(path), text)
         return _on_disk(path)
     if _REQUIREMENT.match(text):
         return _fetched(text)
@@ -73,8 +77,8 @@ def find_target(text: str) -> FoundTarget:
         "no such file or folder, and not a requirement" if text else "an empty PATH",
         path=text[:200] or "PATH",
         code="sglang-not-found",
-        hint="give flashinfer_mla_backend.py, a checkout, an installed sglang, or a release such "
-        "as sglang==0.5.17",
+        hint="give flashinfer_mla_backend.py, a checkout, an installed sglang, a wheel of it, or a "
+        "release such as sglang==0.5.17",
     )
 
 
@@ -121,17 +125,18 @@ def _fetched(requirement: str) -> FoundTarget:
     return in_wheel(WheelTree(fetch(requirement)), requirement)
 
 
-def in_wheel(wheel: WheelTree, requirement: str) -> FoundTarget:
-    """The file in a wheel of sglang. UsageError about `requirement` where it is not there."""
+def in_wheel(wheel: WheelTree, name: str) -> FoundTarget:
+    """The file in a wheel of sglang. UsageError about `name`, what was asked for, where it is not
+    there."""
     data = wheel.read(f"sglang/{BACKEND_FILE}")
     if data is None:
         raise usage(
             f"the wheel has no sglang/{BACKEND_FILE}",
-            path=requirement,
+            path=name,
             code="sglang-not-found",
-            hint="releases from 0.4.3.post4 on have it",
+            hint="give a wheel of sglang: releases from 0.4.3.post4 on have it",
         )
-    return FoundTarget(data, f"sglang/{BACKEND_FILE}", None, _pin(wheel))
+    return FoundTarget(data, f"sglang/{BACKEND_FILE}", None, _pin(wheel), wheel)
 
 
 def _pin(wheel: WheelTree) -> str | None:
