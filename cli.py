@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from mlagen.codegen.ending import told
 from mlagen.codegen.errors import MlagenError
 from mlagen.codegen.report import FORMATS, Format, Printer, Report
 
@@ -104,7 +105,19 @@ def _format_option(command: _F) -> _F:
     return cast(_F, choose(_json_option(run)))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+class _Commands(click.Group):
+    """Click's group, but for how it ends: see `told`."""
+
+    def make_context(self, *given: Any, **named: Any) -> click.Context:
+        with told():
+            return super().make_context(*given, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with told():
+            return super().invoke(ctx)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
 @click.version_option(package_name="mlagen", prog_name="mlagen")
 def cli() -> None:
     """Sync-free FlashInfer MLA plans for SGLang: rendered, spliced in, checked, taken out."""
@@ -441,8 +454,6 @@ def _run(
         else:
             printer.report(Report(command, error.exit_code, problems=error.problems), form)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)  # click would exit 1, which here means "would change"
     if show is None:
         printer.report(report, form)
     else:
@@ -451,5 +462,5 @@ def _run(
 
 
 def main() -> None:
-    """Entry point of `mlagen` and `python -m mlagen`."""
+    """Parse the command line, do what it says, exit."""
     cli(prog_name="mlagen")

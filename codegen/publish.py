@@ -1,4 +1,4 @@
-"""Writing files: atomically, under a lock, never in place.
+"""Writing files: atomically, under a lock, never in place; Ctrl-C waits until it is done.
 
 Package installers hard-link site-packages to a cache, so that a write into the file itself would
 edit other environments: what is published is a new file that takes the old one's name.
@@ -10,8 +10,10 @@ import errno
 import hashlib
 import os
 import secrets
+import signal
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -96,7 +98,7 @@ def publish(target: TargetFile, data: bytes) -> bool:
             another mlagen holds it, or the system refuses. The file is then as it was, except
             for code `read-back`: what was written came back different.
     """
-    with _lock(target.resolved, shown=target.path):
+    with _lock(target.resolved, shown=target.path), _undisturbed():
         current = read_target(target.path)
         if current.resolved != target.resolved or current.data != target.data:
             raise usage(
@@ -160,7 +162,7 @@ def write_tree(
         if not is_plain_name(name) or (name in files and name in remove):
             raise ValueError(f"not a name to write below a folder: {name!r}")
     root = Path(os.path.realpath(folder))
-    with _lock(root, shown=folder):
+    with _lock(root, shown=folder), _undisturbed():
         if guard is not None:
             guard(would_replace(folder, files))
         made: list[Path] = []
@@ -335,6 +337,24 @@ def _lock(resolved: Path, *, shown: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Put Ctrl-C off until the end. Between the making of a file and the note of it, or between
+    two renames, it would leave things that nothing takes back."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield  # only the main thread is interrupted; None: whoever embeds this Python sees to it
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _require_regular(path: Path, mode: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -457,6 +459,60 @@ def test_a_tree_is_written_whole_or_not_at_all(
         write_tree(tmp_path, NEW)
     assert tree(tmp_path) == FILES
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace", "close"])
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_an_interrupt_waits_until_a_tree_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, nth: int
+) -> None:
+    """Ctrl-C just behind a step, before anyone can have noted that it was done."""
+    write_tree(tmp_path, FILES)
+    real = getattr(os, call)
+    calls = []
+
+    def then_interrupted(*arguments: object, **named: object) -> object:
+        done = real(*arguments, **named)
+        calls.append(arguments)
+        if len(calls) == nth and list(tmp_path.rglob(".mlagen-*")):
+            signal.raise_signal(signal.SIGINT)
+            struck.append(call)
+        return done
+
+    struck: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, then_interrupted)
+        try:
+            write_tree(tmp_path, NEW)
+        except KeyboardInterrupt:
+            assert struck
+        else:
+            assert not struck
+    assert tree(tmp_path) == FILES | NEW
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_waits_until_a_file_is_published(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_target(target)
+    real = os.replace
+
+    def then_interrupted(*arguments: str) -> None:
+        real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "replace", then_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        publish(read, b"new\n")
+    assert tree(target.parent) == {"backend.py": b"new\n"}
+
+
+def test_a_thread_that_is_not_the_main_one_publishes_too(target: Path) -> None:
+    """There no handler of signals can be set, and none is needed."""
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(publish, read_target(target), b"new\n").result() is True
 
 
 def test_a_removal_that_fails_puts_everything_back(
