@@ -6,6 +6,7 @@ should not wait for libcst.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from mlagen.codegen.ending import told
-from mlagen.codegen.errors import MlagenError
+from mlagen.codegen.errors import MlagenError, refused_by_system
 from mlagen.codegen.report import FORMATS, Format, Printer, Report
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -107,6 +108,10 @@ def _format_option(command: _F) -> _F:
 
 class _Commands(click.Group):
     """Click's group, but for how it ends: see `told`."""
+
+    def main(self, *given: Any, **named: Any) -> Any:
+        with told():
+            return super().main(*given, **named)
 
     def make_context(self, *given: Any, **named: Any) -> click.Context:
         with told():
@@ -447,7 +452,12 @@ def _run(
     """
     printer = Printer()
     try:
-        report = work()
+        try:
+            report = work()
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            raise refused_by_system(error) from None
     except MlagenError as error:
         if form == "text":
             printer.progress("\n".join(str(problem) for problem in error.problems))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 
 
@@ -74,3 +76,37 @@ class GeneratedTestsFailed(MlagenError):
 def usage(message: str, *, path: str = "mlagen", code: str = "usage", hint: str = "") -> UsageError:
     """A usage error about `path`."""
     return UsageError(Problem(path, 0, 0, code, message, hint))
+
+
+def unreadable(path: os.PathLike[str] | str, error: OSError) -> UsageError:
+    """A usage error about what the system does not let us read."""
+    message = f"cannot be read: {error.strerror or error}"
+    return usage(message, path=os.fspath(path), code="unreadable", hint=_who_may("read", error))
+
+
+def refused_by_system(error: OSError) -> UsageError:
+    """A usage error about what the system refused, where nobody nearer to it said so."""
+    why = error.strerror or str(error)
+    if error.filename is None and not _has_working_folder():
+        return usage(
+            f"the folder that mlagen runs in is gone, or may not be looked at: {why}",
+            path=os.environ.get("PWD") or ".",
+            code="no-folder",
+            hint="run it in a folder that is there",
+        )
+    place = "mlagen" if error.filename is None else os.fsdecode(error.filename)
+    message = f"cannot be read or written: {why}"
+    return usage(message, path=place, code="system", hint=_who_may("use", error))
+
+
+def _who_may(verb: str, error: OSError) -> str:
+    refused = error.errno in (errno.EACCES, errno.EPERM)
+    return f"run as a user who may {verb} it" if refused else ""
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True

@@ -21,7 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from .errors import UsageError, usage
+from .errors import UsageError, unreadable, usage
 from .pip import PipRun, run_pip
 from .report import Printer
 
@@ -289,14 +289,35 @@ class FolderTree:
         try:
             return place.read_bytes() if place is not None and place.is_file() else None
         except OSError as error:
-            raise usage(
-                f"cannot read: {error.strerror or error}", path=str(place), code="unreadable"
-            ) from error
+            raise unreadable(place or path, error) from error
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there."""
+        """Whether the file is there. UsageError where that cannot be seen."""
         place = self._place(path)
-        return place is not None and place.is_file()
+        try:
+            return place is not None and place.is_file()
+        except OSError as error:
+            raise unreadable(place or path, error) from error
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file, a folder or a link of that name is there; what is no name is not. UsageError
+    where that cannot be seen: it would seem not to be there."""
+    try:
+        os.lstat(path)
+    except PermissionError as error:
+        raise unreadable(path, error) from None
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def require_searchable(folder: Path) -> None:
+    """Raise UsageError for a folder whose files cannot be looked at."""
+    try:
+        os.stat(os.path.join(folder, os.curdir))
+    except OSError as error:
+        raise unreadable(folder, error) from None
 
 
 def read_metadata(data: bytes) -> tuple[str, str] | None:

@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from .errors import UsageError, usage
+from .errors import UsageError, unreadable, usage
 from .provenance import is_plain_name
 
 #: The largest file that is read as a target, in bytes. SGLang's back-end files have 60 KB.
@@ -386,16 +386,15 @@ def _read_only(what: str, path: Path, bits: str, *, mine: bool) -> UsageError:
 
 
 def _read_error(path: Path, error: OSError) -> UsageError:
-    code, message, hint = "unreadable", f"cannot be read: {error.strerror}", ""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        code, message, hint = "missing", "there is no such file", "check the path"
+        message = "there is no such file"
         if path.is_symlink():
             message = f"a symbolic link to {os.readlink(path)}, where no file is"
-    elif error.errno == errno.ELOOP:
+        return usage(message, path=str(path), code="missing", hint="check the path")
+    if error.errno == errno.ELOOP:
         message, hint = "its symbolic links go in a circle", "mend the links"
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        hint = "run as a user who may read it"
-    return usage(message, path=str(path), code=code, hint=hint)
+        return usage(message, path=str(path), code="unreadable", hint=hint)
+    return unreadable(path, error)
 
 
 def _write_error(path: Path, error: OSError) -> UsageError:

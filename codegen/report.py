@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import base64
 import difflib
+import errno
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from .differences import Difference, rows
-from .errors import Problem
+from .errors import Problem, UsageError, usage
 from .provenance import as_bytes
 
 #: Of the JSON that `render_json` makes; goes up when a key changes its meaning or goes away.
@@ -277,13 +280,27 @@ class Printer:
         self._quiet = quiet
 
     def answer(self, text: str) -> None:
-        """To stdout, with a line end where `text` has none at its end; nothing for empty text."""
-        _write(self._stdout or sys.stdout, text)
+        """To stdout, with a line end where `text` has none at its end; nothing for empty text.
+
+        Raises UsageError where it cannot be written, OSError where its reader went away.
+        """
+        try:
+            _write(self._stdout or sys.stdout, text)
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise
+            raise unanswered(error) from None
 
     def progress(self, text: str) -> None:
-        """To stderr, likewise, with control characters escaped; nothing when quiet."""
+        """To stderr, likewise, with control characters escaped; nothing when quiet. Where stderr
+        cannot be written, nobody is to be told; the work, and its exit code, are as they are."""
         if not self._quiet:
-            _write(self._stderr or sys.stderr, _printable(text))
+            try:
+                _write(self._stderr or sys.stderr, _printable(text))
+            except OSError as error:
+                if error.errno == errno.EPIPE:
+                    raise
+                flush_or_drop()
 
     def report(self, report: Report, form: Format = "text") -> None:
         """Print a report. As text with a diff, the diff alone is the answer, to be piped on, and
@@ -297,6 +314,27 @@ class Printer:
             self.answer(report.diff)
         else:
             self.answer(render_text(report))
+
+
+def unanswered(error: OSError) -> UsageError:
+    """What is told where stdout cannot be written."""
+    message = f"the answer cannot be written: {error.strerror or error}"
+    hint = "make room where stdout goes, and run again"
+    return usage(message, path="stdout", code="not-written", hint=hint)
+
+
+def flush_or_drop() -> None:
+    """Leave nothing unwritten in stdout and stderr: Python would try again at its end, and exit
+    with 120 where that fails too. What they cannot take is dropped."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            with suppress(OSError, ValueError):  # a stream that is no file has no number
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+                stream.flush()
 
 
 # --- text -------------------------------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import DriftError, Problem, SpecError, usage
+from .errors import DriftError, Problem, SpecError, unreadable, usage
+from .fetch import is_there
 from .sglang.find import FoundTarget
 from .spec import FILE_NAME, Spec, load_spec, shipped_spec, spec_above
 
@@ -29,14 +32,16 @@ class SpecChoice:
         return f"{self.path} ({how})" if how else str(self.path)
 
     def load(self) -> Spec:
-        """Read it. Raises SpecError with all that is wrong, UsageError where it is not there."""
-        if not self.path.exists():
+        """Read it. Raises SpecError with all that is wrong, UsageError where none can be read."""
+        if not (is_there(self.path) and self.path.exists()):
             raise usage(
                 "no such file",
                 path=str(self.path),
                 code="missing",
                 hint="give a variants.yaml; commands with --spec take mlagen's own without it",
             )
+        if not os.access(self.path, os.R_OK):
+            raise unreadable(self.path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         try:
             return load_spec(self.path)
         except SpecError as error:

@@ -1,10 +1,14 @@
-"""How a run ends that was not to end so: Ctrl-C, whenever it comes.
+"""How a run ends that was not to end so: Ctrl-C, whenever it comes, and what the system refuses.
 
 Where it matters what Python and libcst make of the signal, mlagen runs in a process of its own.
 """
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +18,18 @@ import pytest
 from mlagen.codegen import commands
 from mlagen.codegen.ending import INTERRUPTED, was_interrupted
 from mlagen.codegen.errors import usage
-from tests.cli_workspace import FILE, ORIGINAL, Outcome, files_below, patched, run, workspace
+from mlagen.codegen.plugin import GROUP, REGISTRY_FILE
+from mlagen.codegen.spec import shipped_spec
+from tests.cli_workspace import (
+    FILE,
+    IN_PACKAGE,
+    ORIGINAL,
+    Outcome,
+    files_below,
+    patched,
+    run,
+    workspace,
+)
 
 TOLD = "mlagen: interrupted\n"
 
@@ -133,3 +148,170 @@ def test_one_line_and_nothing_written(here: Path, where: str) -> None:
 def test_without_it_the_same_process_patches(here: Path) -> None:
     assert (struck("nothing", *PATCH, cwd=here)).code == 0
     assert (here / FILE).read_bytes() == patched() != ORIGINAL
+
+
+# --- what the system refuses ------------------------------------------------------------------
+
+NO_RIGHT = (errno.EACCES, os.strerror(errno.EACCES))
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def shut(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is not for whoever runs the tests, root too: nothing in it can be looked at."""
+    for name in (IN_PACKAGE, "flashinfer/mla/__init__.py", "variants.yaml"):
+        place = here / "shut" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(ORIGINAL)
+    (here / "env" / "sglang" / REGISTRY_FILE).parent.mkdir(parents=True)
+    (here / "env" / "sglang" / REGISTRY_FILE).write_text(f"{GROUP}\ndef load_plugins(): ...\n")
+    (here / "env" / IN_PACKAGE).parent.mkdir(parents=True)
+    shutil.copy(here / FILE, here / "env" / IN_PACKAGE)
+
+    def keep_out(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(path: object, *given: object, **named: object) -> object:
+            if isinstance(path, str | os.PathLike) and "shut/" in os.fspath(path):
+                raise PermissionError(*NO_RIGHT, os.fspath(path))
+            return real(path, *given, **named)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("stat", "lstat", "open", "mkdir"):
+        keep_out(name)
+    return here / "shut"
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("check shut --flashinfer fi", "shut"),
+        ("unpatch shut", "shut"),
+        ("inspect shut --flashinfer fi", "shut"),
+        ("patch shut --flashinfer fi --diff", "shut"),
+        (f"check shut/{IN_PACKAGE} --flashinfer fi", f"shut/{IN_PACKAGE}"),
+        (f"check {FILE} --flashinfer shut", "shut"),
+        (f"check {FILE} --flashinfer shut/a.whl", "shut/a.whl"),
+        ("inspect --flashinfer shut", "shut"),
+        (f"check {FILE} --flashinfer fi --spec shut/variants.yaml", "shut/variants.yaml"),
+        (f"upgrade {FILE} --flashinfer fi --spec shut/variants.yaml", "shut/variants.yaml"),
+        ("render shut/variants.yaml --flashinfer fi", "shut/variants.yaml"),
+        ("plugin env --flashinfer fi --out shut/x", "shut/x"),
+        (f"patch {FILE} --flashinfer fi --out shut/x", "shut/x"),
+    ],
+)
+def test_a_folder_that_may_not_be_looked_into(shut: Path, command: str, named: str) -> None:
+    outcome = run(*command.split())
+
+    assert (outcome.code, outcome.out) == (2, b"")
+    told = outcome.err.replace(f"{shut.parent}/", "")
+    assert told.startswith(f"{named}: "), outcome.err
+    assert "Permission denied" in told.splitlines()[0]
+
+
+def test_what_nobody_thought_of_names_path_and_reason(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(*NO_RIGHT, b"some/where")
+
+    monkeypatch.setattr(commands, "check", refuse)
+    text, as_json = run("check", FILE), run("check", FILE, "--json")
+
+    said = "some/where: system: cannot be read or written: Permission denied"
+    assert (text.code, text.out) == (2, b"")
+    assert text.err == f"{said}\n    hint: run as a user who may use it\n"
+    assert (as_json.code, as_json.json["problems"][0]["path"]) == (2, "some/where")
+
+
+def test_a_reader_that_went_away_is_no_refusal(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr(commands, "check", refuse)
+    assert (run("check", FILE).code, run("check", FILE).err) == (1, "")
+
+
+def onto_a_full_disk(
+    *arguments: str, cwd: Path, stream: str = "stdout", unbuffered: str = ""
+) -> Outcome:
+    """Run mlagen with a stream that takes nothing."""
+    if not FULL.exists():
+        pytest.skip("there is no /dev/full here")
+    with FULL.open("wb") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full}
+        done = subprocess.run(
+            [sys.executable, "-m", "mlagen", *arguments],
+            cwd=cwd,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+            **streams,
+        )
+    return Outcome(done.returncode, done.stdout or b"", (done.stderr or b"").decode())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"check {FILE} --flashinfer fi --json", f"patch {FILE} --flashinfer fi --diff"),
+        *("unpatch nowhere --json", "schema", "--help", "check --help", "--version"),
+    ],
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_answer_that_cannot_be_written(here: Path, command: str, unbuffered: str) -> None:
+    outcome = onto_a_full_disk(*command.split(), cwd=here, unbuffered=unbuffered)
+
+    assert outcome.code == 2
+    said = f"stdout: not-written: the answer cannot be written: {os.strerror(errno.ENOSPC)}"
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+    assert "Exception ignored" not in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        *((f"patch {FILE} --flashinfer fi --diff", 1), (f"check {FILE} --flashinfer fi", 1)),
+        *(("unpatch nowhere", 2), ("patch", 2), (f"unpatch {FILE}", 0)),
+    ],
+)
+def test_progress_that_cannot_be_written_changes_nothing(
+    here: Path, command: str, code: int
+) -> None:
+    outcome = onto_a_full_disk(*command.split(), cwd=here, stream="stderr")
+
+    assert outcome.code == code
+    assert outcome.out == run(*command.split()).out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "check {0}/kept.py --flashinfer {0}/fi",
+        "patch {0}/kept.py --flashinfer {0}/fi --out x",
+        "plugin {0}/env --flashinfer {0}/fi --out x",
+        "render {0}/variants.yaml --flashinfer {0}/fi --out x",
+        "matrix",
+        "inspect",
+        "unpatch .",
+    ],
+)
+def test_a_working_folder_that_is_gone(
+    shut: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    here = shut.parent
+    shutil.copy(shipped_spec(), here / "variants.yaml")
+    (here / FILE).rename(here / "kept.py")
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("PWD", str(gone))
+    gone.rmdir()
+    outcome = run(*command.format(here).split(), "--json")
+
+    assert outcome.code == 2
+    (problem,) = json.loads(outcome.out)["problems"]
+    if command != "inspect" and not command.startswith(("render", "unpatch")):
+        assert problem["path"] == str(gone)
+        assert problem["code"] == "no-folder"

@@ -17,9 +17,11 @@ from ..fetch import (
     Tree,
     WheelTree,
     fetch,
+    is_there,
     is_version,
     parse_requirement,
     read_metadata,
+    require_searchable,
 )
 from ..requirement import bare_requirement
 
@@ -86,9 +88,10 @@ def find_flashinfer(explicit: str | None = None, *, near: Path | None = None) ->
 
 def _explicit(text: str) -> FlashInferSource:
     path = Path(os.path.expanduser(text))
-    if text and os.path.isdir(path):
+    there = bool(text) and is_there(path)
+    if there and path.is_dir():
         return _in_folder(path)
-    if os.path.isfile(path):
+    if there and path.is_file():
         if path.suffix != ".whl":
             raise usage(
                 "a file, but no wheel",
@@ -134,6 +137,7 @@ def _from_wheel(path: Path) -> FlashInferSource:
 
 
 def _in_folder(path: Path) -> FlashInferSource:
+    require_searchable(path)
     for package in (path, path / PACKAGE):
         if _has_mla(package):
             return _from_package(package)

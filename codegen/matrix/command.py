@@ -12,7 +12,8 @@ from ..errors import Problem, usage
 from ..fetch import is_version
 from ..publish import write_tree
 from ..report import SCHEMA_VERSION, Printer, Report, render_text
-from ..spec import Spec, find_spec, load_spec
+from ..spec import Spec
+from ..spec_choice import choose_spec
 from .digest import meaning_of
 from .facts import Cells, Facts, FlashInferRelease, SglangRelease, read_facts, to_json
 from .gather import Gathered, Versions, Wish, gather
@@ -52,7 +53,7 @@ def matrix(
             code="no-facts",
             hint="--refresh finds them out; or choose a pair with --sglang and --flashinfer",
         )
-    spec = load_spec(spec_path or find_spec(Path.cwd()))
+    spec = choose_spec(spec_path).load()
     gathered = gather(recorded, spec, wish, _say)
     facts = (("facts", str(place) if recorded is not None else "none recorded"), *_counts(gathered))
     if check is not None and recorded is not None:

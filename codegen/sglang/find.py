@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from ..errors import usage
-from ..fetch import WheelTree, fetch, parse_requirement
+from ..fetch import WheelTree, fetch, is_there, parse_requirement, require_searchable
 from ..publish import TargetFile, read_target
 
 #: The file's place below the folder of the package `sglang`.
@@ -52,10 +52,10 @@ def find_target(text: str) -> FoundTarget:
     the site-packages around it, or just the word `sglang`), a wheel, or a requirement such as
     `sglang==0.5.17`.
 
-    Raises UsageError where it means none of these.
+    Raises UsageError where it means none of these, or cannot be read.
     """
     path = Path(os.path.expanduser(text))
-    if text and os.path.lexists(path):  # False, not an error, for a name that is too long
+    if text and is_there(path):
         if path.suffix == ".whl" and not path.is_dir():
             return in_wheel(WheelTree(path), text)
         return _on_disk(path)
@@ -84,6 +84,7 @@ def find_target(text: str) -> FoundTarget:
 
 def _on_disk(path: Path) -> FoundTarget:
     if path.is_dir():
+        require_searchable(path)
         in_environment = sorted(path.glob(f"lib/python3*/site-packages/sglang/{BACKEND_FILE}"))
         for place in (*(path / below for below in _BELOW), *in_environment):
             if place.is_file():
