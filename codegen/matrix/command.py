@@ -41,7 +41,8 @@ def matrix(
     Without `wish.refresh` nothing is fetched: pairs whose files are not in the cache stand as
     they are recorded beside the page.
 
-    Raises UsageError where options do not go together, there are no facts, or pip fails.
+    Raises UsageError where options do not go together, there are no facts, a version that is
+    chosen is in no pair, or pip fails.
     """
     _refuse_nonsense(wish, markdown, check)
     place = _facts_place(markdown, check)
@@ -61,6 +62,7 @@ def matrix(
         current = () if problems else (f"{check} is current",)
         code = 1 if problems else 0
         return MatrixReport("matrix", code, problems=problems, facts=facts, notes=current)
+    _refuse_unpaired(wish, gathered)
     _refuse_mixture(recorded, gathered, spec)
     notes = list(_hints(gathered))
     if markdown is not None:
@@ -141,6 +143,25 @@ def _needed(place: Path, wish: Wish, check: str | None) -> bool:
     return check is not None or (not wish.anew and place.is_file())
 
 
+def _refuse_unpaired(wish: Wish, gathered: Gathered) -> None:
+    """A version that is in no pair is likely a slip; a table without it would not tell."""
+    for option, name, chosen, side in (
+        ("--sglang", "SGLang", wish.sglang, 0),
+        ("--flashinfer", "FlashInfer", wish.flashinfer, 1),
+    ):
+        there = {pair[side] for pair in gathered.pairs}
+        unpaired = [version for version in chosen if version not in there]
+        if not unpaired:
+            continue
+        other = "--flashinfer" if side == 0 else "--sglang"
+        raise usage(
+            f"no pair has {name} {', '.join(unpaired)}",
+            path=option,
+            code="no-pair",
+            hint=f"choose another version, give {other} as well, or ask the registry: --refresh",
+        )
+
+
 def _refuse_mixture(recorded: Facts | None, gathered: Gathered, spec: Spec) -> None:
     """Outcomes of two kinds of variants.yaml do not make one table."""
     rest = len(gathered.pairs) - gathered.tried
@@ -173,7 +194,7 @@ def _hints(gathered: Gathered) -> tuple[str, ...]:
         if s not in releases or facts.cells(releases[s], f) is None
     ]
     if not missing:
-        return () if gathered.pairs else ("no pair was chosen",)
+        return ()
     shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
     return (f"{NOT_TRIED}: {shown}; --refresh fetches what is missing",)
 

@@ -239,6 +239,32 @@ def test_a_pair_without_any_facts() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--sglang", "9.9"), "--sglang: no-pair: no pair has SGLang 9.9\n"),
+        (("--sglang", "1.2", "--sglang", "9.9"), "--sglang: no-pair: no pair has SGLang 9.9\n"),
+        (("--flashinfer", "9.8"), "--flashinfer: no-pair: no pair has FlashInfer 9.8\n"),
+    ],
+)
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_version_in_no_pair(
+    made: Path, arguments: tuple[str, ...], said: str, form: tuple[str, ...]
+) -> None:
+    done = matrix(*arguments, *form)
+    assert done.code == 2
+    if form:
+        assert json.loads(done.text)["problems"][0]["code"] == "no-pair"
+    else:
+        assert done.text == ""
+        assert said in done.err
+        assert "hint: choose another version, give --" in done.err
+
+
+def test_a_version_in_no_pair_without_any_facts() -> None:
+    assert matrix("--sglang", "9.9").code == 2
+
+
 def test_a_pair_that_nobody_has(made: Path) -> None:
     done = matrix("--sglang", "9.9", "--flashinfer", "1.0")
     assert done.code == 0
