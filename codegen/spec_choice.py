@@ -40,6 +40,13 @@ class SpecChoice:
                 code="missing",
                 hint="give a variants.yaml; commands with --spec take mlagen's own without it",
             )
+        if self.path.is_dir():
+            raise usage(
+                "a folder, not a variants.yaml",
+                path=str(self.path),
+                code="not-a-file",
+                hint=f"give the file, such as {self.path / FILE_NAME}",
+            )
         if not os.access(self.path, os.R_OK):
             raise unreadable(self.path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
         try:

@@ -129,9 +129,20 @@ def variant_unknown(folder: Path) -> None:
     pass
 
 
-@case(2, f"{PATCH} --spec none.yaml", "render none.yaml --flashinfer fi")
+@case(
+    2,
+    *(f"{PATCH} --spec none.yaml", "render none.yaml --flashinfer fi"),
+    f"upgrade {FILE} --flashinfer fi --spec none.yaml",
+    "matrix --sglang 1 --flashinfer 1 --spec none.yaml",
+)
 def spec_missing(folder: Path) -> None:
     pass
+
+
+@case(2, "render specs --flashinfer fi", "render specs --check", f"{PATCH} --spec specs")
+def spec_is_a_folder(folder: Path) -> None:
+    (folder / "specs").mkdir()
+    shutil.copy(shipped_spec(), folder / "specs" / "variants.yaml")
 
 
 @case(2, f"patch {FILE} --spec variants.yaml", f"check {FILE}", "inspect", "render variants.yaml")
