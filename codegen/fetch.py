@@ -232,12 +232,14 @@ class WheelTree:
         self.path = path
         try:
             self._zip = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
+        except OSError as error:
+            raise unreadable(path, error) from error
+        except zipfile.BadZipFile as error:
             raise usage(
                 f"not a readable wheel: {error}",
                 path=str(path),
                 code="bad-wheel",
-                hint="download it again",
+                hint=_have_it_anew(path),
             ) from error
 
     def read(self, path: str) -> bytes | None:
@@ -252,7 +254,7 @@ class WheelTree:
                 f"the wheel is damaged: {error}",
                 path=f"{self.path}:{path}",
                 code="bad-wheel",
-                hint="delete it, and download it again",
+                hint=_have_it_anew(self.path),
             ) from error
 
     def exists(self, path: str) -> bool:
@@ -269,6 +271,17 @@ class WheelTree:
             if name.endswith(".dist-info/METADATA") and name.count("/") == 1:
                 return read_metadata(self.read(name) or b"")
         return None
+
+
+def _have_it_anew(wheel: Path) -> str:
+    """What to do about a wheel that cannot be read. mlagen fetches what its cache lacks, and no
+    more: a damaged one would be found there for ever."""
+    try:
+        in_cache = cache_dir() in wheel.absolute().parents
+    except UsageError:  # no home folder
+        in_cache = False
+    then = "run again: mlagen fetches it anew" if in_cache else "download it again"
+    return f"delete {wheel}, and {then}"
 
 
 class FolderTree:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import sys
@@ -385,7 +386,37 @@ def test_damaged_wheel(tmp_path: Path) -> None:
         WheelTree(path).read(FILE)
     assert str(caught.value) == (
         f"{path}:{FILE}: bad-wheel: the wheel is damaged: Bad CRC-32 for file '{FILE}'\n"
-        "    hint: delete it, and download it again"
+        f"    hint: delete {path}, and download it again"
+    )
+
+
+@pytest.mark.parametrize("folder", ["wheels/sglang/0.5.17", "thinned-1/sglang/0.5.17"])
+def test_damaged_wheel_in_the_cache(cache: Path, no_pip: Callable[[], None], folder: str) -> None:
+    """It is a zip, so that it is taken; only who deletes it gets another."""
+    path = make_wheel(cache / folder)
+    path.write_bytes(path.read_bytes().replace(b"x = 1\r\n", b"y = 1\r\n"))
+    no_pip()
+    if folder.startswith("wheels"):
+        assert fetch("sglang==0.5.17") == path
+    with pytest.raises(UsageError) as caught:
+        WheelTree(path).read(FILE)
+    assert str(caught.value).endswith(
+        f"\n    hint: delete {path}, and run again: mlagen fetches it anew"
+    )
+
+
+def test_wheel_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is wrong with it: no word of deleting it."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(fetching.zipfile, "ZipFile", refuse)
+    with pytest.raises(UsageError) as caught:
+        WheelTree(tmp_path / "a.whl")
+    assert str(caught.value) == (
+        f"{tmp_path}/a.whl: unreadable: cannot be read: Permission denied\n"
+        "    hint: run as a user who may read it"
     )
 
 

@@ -247,5 +247,5 @@ def test_broken_wheel(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_bytes(b"PK\x03\x04 half of it")
     assert refusal(f"{tmp_path}/a.whl") == (
         f"{tmp_path}/a.whl: bad-wheel: not a readable wheel: File is not a zip file\n"
-        "    hint: download it again"
+        f"    hint: delete {tmp_path}/a.whl, and download it again"
     )
