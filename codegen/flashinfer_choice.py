@@ -90,9 +90,7 @@ def _named(version: str, why: str) -> FlashInferSource:
         return find_flashinfer(version)
     except UsageError as error:
         first = error.problems[0]
-        hint = first.hint
-        if is_gone(error):
-            hint = "install FlashInfer beside PATH or mlagen, or give --flashinfer"
+        hint = "install FlashInfer beside PATH or mlagen, or give --flashinfer"
         raise UsageError(replace(first, message=f"{first.message} ({why})", hint=hint)) from None
 
 

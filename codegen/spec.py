@@ -23,7 +23,6 @@ __all__ = [
     "Variant",
     "device_variants",
     "filled_in_place",
-    "find_spec",
     "json_schema",
     "kept_on_host",
     "load_spec",
@@ -38,11 +37,6 @@ __all__ = [
 FILE_NAME = "variants.yaml"
 #: Beside this module, in a checkout and in the wheel alike.
 SCHEMA_NAME = "variants.schema.json"
-
-
-def find_spec(start: Path) -> Path:
-    """`spec_above`, else the variants.yaml that mlagen ships."""
-    return spec_above(start) or shipped_spec()
 
 
 def spec_above(start: Path) -> Path | None:

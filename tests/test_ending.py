@@ -288,7 +288,6 @@ def test_progress_that_cannot_be_written_changes_nothing(
 @pytest.mark.parametrize(
     "command",
     [
-        "check {0}/kept.py --flashinfer {0}/fi",
         "patch {0}/kept.py --flashinfer {0}/fi --out x",
         "plugin {0}/env --flashinfer {0}/fi --out x",
         "render {0}/variants.yaml --flashinfer {0}/fi --out x",

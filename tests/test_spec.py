@@ -29,12 +29,12 @@ from mlagen.codegen.spec import (
     Spec,
     Variant,
     device_variants,
-    find_spec,
     json_schema,
     load_spec,
     read_spec,
     schema_text,
     shipped_spec,
+    spec_above,
     unsupported,
 )
 from mlagen.codegen.spec_model import (
@@ -713,28 +713,30 @@ def test_a_damaged_shipped_file_is_a_spec_or_a_spec_error(data: st.DataObject) -
 # --- finding ---------------------------------------------------------------------------------
 
 
-def test_find_spec_goes_upwards(tmp_path: Path) -> None:
+def test_the_nearest_spec_above(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     near = tmp_path / "a" / FILE_NAME
     near.write_text(DECODE)
     (tmp_path / FILE_NAME).write_text(DECODE)
-    assert find_spec(inner) == near
-    assert find_spec(near) == near
-    assert find_spec(tmp_path) == tmp_path / FILE_NAME
+    assert spec_above(inner) == near
+    assert spec_above(near) == near
+    assert spec_above(tmp_path) == tmp_path / FILE_NAME
 
 
-def test_find_spec_takes_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_above_a_relative_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / FILE_NAME).write_text(DECODE)
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path / "a")
-    assert find_spec(Path()).samefile(tmp_path / FILE_NAME)
+    found = spec_above(Path())
+    assert found is not None
+    assert found.samefile(tmp_path / FILE_NAME)
 
 
-def test_find_spec_falls_back_to_the_shipped_one(tmp_path: Path) -> None:
+def test_no_spec_above(tmp_path: Path) -> None:
     # A folder of that name is no spec.
     (tmp_path / FILE_NAME).mkdir()
-    assert find_spec(tmp_path) == shipped_spec()
+    assert spec_above(tmp_path) is None
     assert shipped_spec().name == FILE_NAME
     assert shipped_spec().is_file()
 
