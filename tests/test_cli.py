@@ -229,8 +229,8 @@ def test_render_writes_a_broken_manifest_anew(broken: str, here: Path, spec: Pat
 def test_render_needs_no_manifest_where_flashinfer_is_installed(
     here: Path, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run("render", spec, *FI)
     monkeypatch.setattr(find, "_installed", lambda: find.find_flashinfer("fi"))
-    (here / "generated").mkdir()
     (here / "generated" / "MANIFEST.json").write_text("{")
 
     assert run("render", spec).code == 0

@@ -211,7 +211,7 @@ def test_an_override_that_names_two_is_refused() -> None:
 
 
 def test_an_override_is_told_for_each_class_that_lacks_it() -> None:
-    head = "class FlashInferMLAIndicesUpdaterDecode:\n    def "
+    head = "self.req_to_token = runner.req_to_token_pool.req_to_token\n\n    def "
     data = miniature("pair", (f"{head}update(", f"{head}refresh("))
     (told,) = problems(data, spec_of({"update-method": "refresh"}))
     assert f"looked for method refresh in {PREFILL} of fork.py" in told.message
