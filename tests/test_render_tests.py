@@ -257,20 +257,20 @@ def _texts_of(node: ast.expr, filling: str) -> str:
     return str(node.value) if isinstance(node, ast.Constant) else filling
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["0.6.18", "0.7.2"])
 @pytest.mark.parametrize("changes", [(), ON_DEVICE], ids=["host", "device"])
 def test_errors_that_are_expected_are_those_that_are_raised(version: str, changes: Changes) -> None:
     """Word for word: on a GPU alone would it be seen that a message has changed."""
     suite = suite_of_rendering(render(spec_of(changes), plan_api(version)))
     files = {Path(name): data for name, data in suite.files.items()}
     trees = {path.name: ast.parse(data) for path, data in files.items() if path.suffix == ".py"}
-    said = [
+    said = "\n".join(
         _texts_of(node, filling)
         for name in ("plans.py", "hooks.py")
         for node in ast.walk(trees[name])
         if isinstance(node, (ast.JoinedStr, ast.Constant))
         for filling in ("8", *(variant.name for variant in spec_of(changes).variants))
-    ]
+    )
     expected = {
         keyword.value.value
         for tree in trees.values()
@@ -282,7 +282,7 @@ def test_errors_that_are_expected_are_those_that_are_raised(version: str, change
         if keyword.arg == "match" and isinstance(keyword.value, ast.Constant)
     }
     assert len(expected) > 5
-    assert [match for match in expected if not any(re.search(match, text) for text in said)] == []
+    assert [match for match in expected if not re.search(match, said)] == []
 
 
 @pytest.mark.parametrize("version", VERSIONS)
