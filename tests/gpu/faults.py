@@ -154,7 +154,7 @@ DEVICE_FAULTS = [
     ),
     pytest.param(
         PLANS,
-        "        tl.store(error, number)",
+        "        tl.store(error, graph)",
         "        tl.store(error, 0)",
         "verify and wrong_length",
         id="a wrong length is not told",
