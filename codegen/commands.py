@@ -181,7 +181,7 @@ def check(
     """Judge every fast plan in a file against the FlashInfer at hand; where a plugin is installed
     that takes the file's place, in the plugin's text."""
     from .check import check_file
-    from .plugin_installed import find_plugin, plugin_facts
+    from .plugin_installed import find_plugin
 
     found = find_target(path)
     plugin = find_plugin(found)
@@ -189,8 +189,10 @@ def check(
     inputs = inputs_of(loaded, spec_path, flashinfer, only, as_patched=True)
     with inputs.choice.named():
         result = check_file(loaded, inputs.spec, inputs.api)
+    facts = inputs.facts
     if plugin is not None:
         result = plugin.checked(result, found, inputs.api)
+        facts += plugin.facts(found, inputs.api)
     how = ", as derived from its source" if inputs.api.derived else ""
     verdict = f"right for FlashInfer {inputs.api.version or '(version unknown)'}{how}"
     if inputs.why == NAMED_BY_FILE:
@@ -200,7 +202,7 @@ def check(
         result.exit_code,
         problems=result.problems,
         sites=result.sites,
-        facts=(*inputs.facts, *plugin_facts(found, inputs.api)),
+        facts=facts,
         notes=(verdict,) if result.exit_code == 0 else (),
     )
 

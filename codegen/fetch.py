@@ -200,9 +200,7 @@ def _tag_choices() -> list[list[str]]:
 
 
 def _pip_failed(pinned: Pinned, run: PipRun) -> UsageError:
-    why = run.last_line() or "pip wrote nothing"
     if run.unreachable is not None:
-        why = f"the index could not be reached: {run.unreachable}"
         hint = (
             "mend the network, or what pip is set to (PIP_INDEX_URL, a proxy); "
             "a folder or a wheel file needs neither"
@@ -217,7 +215,7 @@ def _pip_failed(pinned: Pinned, run: PipRun) -> UsageError:
     else:
         hint = "fetching needs pip and a network; a folder or a wheel file needs neither"
     return usage(
-        f"pip could not download {pinned}: {why}",
+        f"pip could not download {pinned}: {run.why('pip wrote nothing')}",
         path=str(pinned),
         code="fetch-failed",
         hint=hint,

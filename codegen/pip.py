@@ -36,11 +36,13 @@ class PipRun:
     output: str
     unreachable: str | None
 
-    def last_line(self) -> str:
-        """The last line that pip wrote, empty where it wrote none."""
+    def why(self, nothing: str) -> str:
+        """What went wrong, in a few words; `nothing` where pip wrote none."""
+        if self.unreachable is not None:
+            return f"the index could not be reached: {self.unreachable}"
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         lines = [line for line in lines if not line.startswith(("[notice]", "WARNING:"))]
-        return lines[-1].removeprefix("ERROR: ") if lines else ""
+        return lines[-1].removeprefix("ERROR: ") if lines else nothing
 
 
 def run_pip(*words: str, folder: Path, **environment: str) -> PipRun:

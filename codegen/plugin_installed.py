@@ -57,6 +57,12 @@ class InstalledPlugin:
             faults.append("the copy in it was edited")
         return faults
 
+    def facts(self, found: FoundTarget, api: PlanApi) -> Facts:
+        """What a report says of it."""
+        faults = self.faults(found, api)
+        state = "it refuses: " + "; ".join(faults) if faults else "its plans take this file's place"
+        return (("plugin", f"{DISTRIBUTION} {self.version}: {state}"),)
+
     def refusal(self, found: FoundTarget, api: PlanApi) -> Problem | None:
         """The problem to report where it refuses."""
         faults = self.faults(found, api)
@@ -117,11 +123,7 @@ def plugin_facts(found: FoundTarget, api: PlanApi) -> Facts:
     except UsageError as error:
         problem = error.problems[0]
         return (("plugin", f"{problem.path} cannot be read: install {DISTRIBUTION} again"),)
-    if plugin is None:
-        return ()
-    faults = plugin.faults(found, api)
-    state = "it refuses: " + "; ".join(faults) if faults else "its plans take this file's place"
-    return (("plugin", f"{DISTRIBUTION} {plugin.version}: {state}"),)
+    return plugin.facts(found, api) if plugin is not None else ()
 
 
 def refuse_to_patch_beside(found: FoundTarget) -> None:

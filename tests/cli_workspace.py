@@ -37,6 +37,16 @@ FLASHINFER = miniatures.wrapper_era()
 DRIFTED = miniatures.wrapper_era(
     f"        self._plan_info = {miniatures.call(*miniatures.NINE, 'split_kv')}"
 )
+#: A test of a file, in the forms in which it may come.
+disguised = pytest.mark.parametrize(
+    "disguise",
+    [
+        lambda data: data,
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: b"\xef\xbb\xbf" + data,
+    ],
+    ids=["as it was", "CRLF", "BOM"],
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from mlagen.codegen import provenance
 from mlagen.codegen.errors import EditedError
 from mlagen.codegen.restore import original_of, unpatched
-from tests.cli_workspace import FILE, ORIGINAL, patched, region, run, workspace
+from tests.cli_workspace import FILE, ORIGINAL, disguised, patched, region, run, workspace
 
 FI = ("--flashinfer", "fi")
 REGIONS = provenance.find_regions(patched())
@@ -57,15 +57,7 @@ def test_a_whole_file_is_restored() -> None:
     assert original_of(ORIGINAL, FILE) == unpatched(ORIGINAL, FILE) == ORIGINAL
 
 
-@pytest.mark.parametrize(
-    "disguise",
-    [
-        lambda data: data,
-        lambda data: data.replace(b"\n", b"\r\n"),
-        lambda data: b"\xef\xbb\xbf" + data,
-    ],
-    ids=["as it was", "CRLF", "BOM"],
-)
+@disguised
 @pytest.mark.parametrize("site", KEEPING)
 def test_each_region_that_kept_lines_is_missed(
     site: str, disguise: Callable[[bytes], bytes]

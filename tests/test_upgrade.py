@@ -17,6 +17,7 @@ from tests.cli_workspace import (
     FILE,
     ORIGINAL,
     Outcome,
+    disguised,
     files_below,
     git,
     patched,
@@ -301,15 +302,7 @@ def test_what_cannot_be_derived_stays_refused(here: Path) -> None:
 # -- files that an older mlagen patched -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "disguise",
-    [
-        lambda data: data,
-        lambda data: data.replace(b"\n", b"\r\n"),
-        lambda data: b"\xef\xbb\xbf" + data,
-    ],
-    ids=["as it was", "CRLF", "BOM"],
-)
+@disguised
 def test_unpatch_of_an_older_file(here: Path, disguise: Any) -> None:
     (here / FILE).write_bytes(disguise(OLDER))
     assert run("unpatch", FILE).code == 0

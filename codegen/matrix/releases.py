@@ -61,11 +61,8 @@ def _is_final(word: str) -> bool:
 
 
 def _cannot_list(name: str, run: PipRun) -> UsageError:
-    why = run.last_line() or "it wrote nothing"
-    if run.unreachable is not None:
-        why = f"the index could not be reached: {run.unreachable}"
     return usage(
-        f"pip could not list the releases of {name}: {why}",
+        f"pip could not list the releases of {name}: {run.why('it wrote nothing')}",
         path=name,
         code="fetch-failed",
         hint="--refresh needs pip and a network; without it the facts at hand are taken",
