@@ -499,8 +499,10 @@ plans it in the graph, to the same by FlashInfer's schedule, planned before anyt
 61 layers are run by either; the ratio is the time of the one to that of the other, with nothing
 subtracted or scaled. Microseconds a layer are a 61st of a forward, the GPU's with its plan. The
 plan's own time, for the bar about it, is that of a graph of 20 of them. Queries, lengths and pages
-are the same, the two take turns in 5 rounds (15 where a forward takes less than 1.5 ms), and the
-bits of their outputs are compared in each draw. Every token has a page of its own (5 Mi pages), and
+are the same, the two take turns in 5 rounds (15 for equal lengths, which are not drawn again), and
+the bits of their outputs are compared in each draw. FlashInfer plans anew in each round, and both
+are timed behind that plan: from one plan of the host to the next, short forwards of either schedule
+take up to 5% more or less, both by as much. Every token has a page of its own (5 Mi pages), and
 layers read up to 16 caches in turn: what is shared would be read from the L2 cache.
 
 Lengths: *uniform* from half the mean to three halves, *geometric* and *log-normal* (sigma 1) up to
