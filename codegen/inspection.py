@@ -12,12 +12,11 @@ from .flashinfer.api import PlanApi
 from .flashinfer.waits import StockWaits
 from .judge import HostRead, HostSync, host_reads, host_syncs, waits_of_steps
 from .patch import Patch, prepare, site_states
+from .planners import planner_facts
 from .provenance import read_header
 from .report import Facts, SiteState, Wait
-from .sglang.features import IN_GRAPH
 from .sglang.find import FoundTarget
-from .sglang.locate import Target
-from .spec import Spec, Variant
+from .spec import Spec
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def inspect_file(
             ("SGLang's shape", features.shape),
             ("context parallelism", "known to the file" if features.dcp else "not in this file"),
             ("page size", features.page_size),
-            *_planners(spec, patch.target),
+            *planner_facts(spec, patch.target),
         ]
     as_released = spec.names.as_released  # what a fork calls otherwise, by the names looked for
     data = as_released(found.data)
@@ -69,24 +68,6 @@ def inspect_file(
     facts += _elsewhere(host_syncs(data, found.label), waits)
     facts += _read_lengths(host_reads(data, found.label))
     return Inspected(tuple(facts), site_states(found, patch, spec), problems, waits)
-
-
-def _planners(spec: Spec, target: Target) -> list[tuple[str, str]]:
-    """Who plans the captured graphs of each variant that the file has a place for, and when."""
-    variants: dict[str, list[str]] = {}
-    for variant in spec.variants:
-        if "replay" in variant.when and variant.name not in target.absent:
-            planner = _planner(variant, target.features.in_graph)
-            variants.setdefault(planner, []).append(variant.name)
-    return [("planner", f"{', '.join(names)}: {text}") for text, names in variants.items()]
-
-
-def _planner(variant: Variant, in_graph: bool) -> str:
-    if variant.planner == "host":
-        return "host, before each replay"
-    if in_graph:
-        return "device, recorded in the graph"
-    return f"device, launched before each replay: nothing in this file knows {IN_GRAPH}"
 
 
 def _elsewhere(syncs: Sequence[HostSync], waits: Sequence[Wait]) -> list[tuple[str, str]]:
