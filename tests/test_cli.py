@@ -39,7 +39,7 @@ from tests.cli_workspace import (
     workspace,
 )
 from tests.flashinfer import miniatures
-from tests.releases import sglang_file
+from tests.releases import flashinfer_source, sglang_file
 
 FI = ("--flashinfer", "fi")
 GENERATED = {
@@ -871,6 +871,7 @@ def test_check_never_writes(here: Path) -> None:
 
 
 def test_inspect_of_flashinfer_alone() -> None:
+    flashinfer_source("0.6.17")  # a fetch is told, and nothing else is to be
     outcome = run("inspect", "--flashinfer", "0.6.17")
 
     assert (outcome.code, outcome.err) == (0, "")

@@ -19,7 +19,7 @@ import pytest
 
 from mlagen.codegen import provenance
 from tests.cli_workspace import FILE, ORIGINAL, files_below, git, patched, run, workspace
-from tests.releases import sglang_file
+from tests.releases import flashinfer_source, sglang_file
 
 FI = ("--flashinfer", "fi")
 
@@ -155,6 +155,7 @@ def test_every_shape_there_and_back(
 @pytest.mark.parametrize("shape", [(), (crlf, unended), (bom, tabs), (latin_1,)], ids=shape_name)
 def test_a_release_there_and_back(shape: tuple[Callable[[bytes], bytes], ...], here: Path) -> None:
     data = sglang_file("0.5.17")
+    flashinfer_source("0.6.17")  # a fetch is told, and nothing else is to be
     for change in shape:
         data = change(data)
     made = there_and_back(here, data, "--flashinfer", "0.6.17")
