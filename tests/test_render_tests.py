@@ -73,6 +73,7 @@ from types import SimpleNamespace
 class Backend(SimpleNamespace):
     def make_plan(self, qo_indptr, kv_len):
         self.tokens, self.lens = qo_indptr.diff().tolist(), kv_len.tolist()
+        self._int_workspace_buffer.view(torch.int32).fill_(sum(self.lens) % 97)
         return [1, 132, *(i * 65536 for i in range(14))]
 
 class BatchMLAPagedAttentionWrapper:
@@ -88,7 +89,7 @@ class BatchMLAPagedAttentionWrapper:
         made = Backend(_backend="fa2", _page_size=1, _sm_scale=sm_scale, _causal=causal,
             _kv_indices_buf=kv_indices if bound is None else bound, _qo_indptr_buf=qo_indptr,
             _kv_indptr_buf=kv_indptr, _kv_len_arr_buf=kv_len_arr,
-            _int_workspace_buffer=torch.empty(4))
+            _int_workspace_buffer=torch.empty(1 << 20, dtype=torch.uint8))
         made._plan_info = made.make_plan(qo_indptr, kv_len_arr)
         self._planned_backend = made
 
@@ -150,9 +151,14 @@ def texts_of(rendered: Rendered, *variants: str) -> dict[str, str]:
     return {name.removeprefix("tests/"): text.decode() for name, text in files.items()}
 
 
-def on_cpu(folder: Path, rendered: Rendered, changes: Mapping[str, str]) -> Path:
-    """Write what the tests of dcp need, for a CPU. `changes`: texts of dcp_rank.py to replace.
-    Gives the folder of the tests."""
+def on_cpu(
+    folder: Path,
+    rendered: Rendered,
+    changes: Mapping[str, str],
+    variants: tuple[str, ...] = ("dcp", "draft-extend"),
+) -> Path:
+    """Write what the tests of `variants` need, for a CPU. `changes`: texts of dcp_rank.py to
+    replace. Gives the folder of the tests."""
     tests = folder / "generated" / "tests"
     (folder / "flashinfer").mkdir(parents=True)
     tests.mkdir(parents=True)
@@ -164,7 +170,7 @@ def on_cpu(folder: Path, rendered: Rendered, changes: Mapping[str, str]) -> Path
         text = render_module(rendered, module, ["rendered"])
         (tests.parent / f"{module}.py").write_text(text + (PLANNER if module == "plans" else ""))
     unused = set(SMALLER)
-    for name, text in texts_of(rendered, "dcp", "draft-extend").items():
+    for name, text in texts_of(rendered, *variants).items():
         for old, new in {**SMALLER, **(changes if name == "dcp_rank.py" else {})}.items():
             unused -= {old} if old in text else set()
             text = text.replace(old, new)
@@ -248,6 +254,63 @@ print(support.outlasts(20, lambda: ran.append(1)), len(ran))
 """
     ran = python(tmp_path, "-c", program)
     assert ran.stdout.split("\n")[0] == expected, ran.stderr
+
+
+#: What asks for waits, captures, the private planner or a back end of its own.
+ON_A_GPU_ALONE = (
+    "pinned_memory",
+    "absent_host_lengths",
+    "without_host_lengths",
+    "inside_a_capture",
+    "without_a_planner",
+    "lengths_alone_are_wrong",
+)
+MODULES = [f"test_{name.replace('-', '_')}.py" for name in ALL if name != "dcp"]
+
+
+def run_on_cpu(tests: Path, module: str) -> subprocess.CompletedProcess[str]:
+    """All of a module that needs no GPU, with a FlashInfer that computes on the CPU."""
+    asked = f"not ({' or '.join(ON_A_GPU_ALONE)})"
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--tb=short"]
+    return python(tests.parents[1], "-m", "pytest", *options, "-k", asked, str(tests / module))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_most_of_them_run_without_a_gpu(module: str, tmp_path: Path, rendered: Rendered) -> None:
+    ran = run_on_cpu(on_cpu(tmp_path, rendered, {}, ALL), module)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    passed = re.search(r"^(\d+) passed", ran.stdout.splitlines()[-1])
+    assert passed is not None, ran.stdout
+    assert int(passed[1]) > (5 if "extend" in module else 15)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_they_fail_where_a_plan_is_that_of_other_lengths(
+    module: str, tmp_path: Path, rendered: Rendered
+) -> None:
+    """The schedule, an output, and those of passes that were planned ahead."""
+    tests = on_cpu(tmp_path, rendered, {}, ALL)
+    plans = tests.parent / "plans.py"
+    right = "make_plan(request.qo_indptr, request.kv_len)"
+    text = plans.read_text()
+    assert text.count(right) == 1
+    plans.write_text(text.replace(right, right.replace("kv_len)", "kv_len.clamp(max=100))")))
+    ran = run_on_cpu(tests, module)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    failed = set(re.findall(r"^FAILED \S+::test_(\w+)", ran.stdout, re.M))
+    told = {"the_plan_is_the_one_that_flashinfer_makes"}
+    if "extend" in module:
+        told |= {"extends_are_right_and_do_not_wait"}
+    else:
+        told |= {"replays_are_right", "the_host_may_run_ahead"}
+    if module in ("test_draft_decode.py", "test_verify.py"):
+        told |= {
+            "an_eager_plan_is_the_one_that_flashinfer_makes",
+            "eager_passes_are_right_and_do_not_wait",
+        }
+    if module == "test_draft_decode.py":
+        told |= {"the_chain"}
+    assert told <= failed, ran.stdout
 
 
 def _texts_of(node: ast.expr, filling: str) -> str:
