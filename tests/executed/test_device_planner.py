@@ -148,9 +148,11 @@ class Graph:
     recorded: list[Callable[[], None]]
     backend: Any
     seq_lens_sum: int | None = None
+    seq_lens_cpu: torch.Tensor | None = None
 
     def replay(self, seq_lens: Sequence[int]) -> tuple[list[Launch], tuple[Wait, ...]]:
-        """A replay as the runner makes it: the static buffers filled, no lengths on the host."""
+        """A replay as the runner makes it: the static buffers filled, no lengths on the host, or
+        those that were told."""
         s, batch = self.session, self.batch
         pad = batch.batch_size - len(seq_lens)
         with s.running():
@@ -162,7 +164,7 @@ class Graph:
                 ):
                     plain = getattr(batch, name).as_subclass(torch.Tensor)
                     plain[: len(values)] = torch.tensor(values, dtype=plain.dtype)
-            batch.seq_lens_cpu, batch.seq_lens_sum = None, self.seq_lens_sum
+            batch.seq_lens_cpu, batch.seq_lens_sum = self.seq_lens_cpu, self.seq_lens_sum
             s.gpu.take_waits()
             self.backend.init_forward_metadata_out_graph(batch)
             waits = s.gpu.take_waits()
@@ -213,10 +215,23 @@ def target_graph(s: Session, kernel: PlanKernel, mode: Any, tokens: int, spec: A
     return captured(s, kernel, s.backend, batch, wrappers)
 
 
+def believe(graph: Graph, length: int | None) -> None:
+    """Have the host believe that all requests are so long; None: that it does not know."""
+    if length is not None:
+        graph.seq_lens_cpu = torch.full((BATCH,), length, dtype=torch.int64)
+        graph.seq_lens_sum = BATCH * length
+
+
+#: What the host is told of lengths: nothing, too little, too much.
+BELIEVED = pytest.mark.parametrize("believed", [None, 1, 90])
+
+
+@BELIEVED
 @pytest.mark.parametrize("release", RELEASES)
-def test_decode(release: str) -> None:
+def test_decode(release: str, believed: int | None) -> None:
     s, kernel = session_of(release)
     graph = target_graph(s, kernel, s.modes.DECODE, 1, None)
+    believe(graph, believed)
     launched = kernel.launched
     for lens in BATCHES:
         (launch,), waits = graph.replay(lens)
@@ -228,11 +243,13 @@ def test_decode(release: str) -> None:
     assert kernel.launched == launched  # the graph alone
 
 
+@BELIEVED
 @pytest.mark.parametrize("release", RELEASES)
-def test_verify(release: str) -> None:
+def test_verify(release: str, believed: int | None) -> None:
     s, kernel = session_of(release)
     spec = s._verify_input("eagle", NDT, BATCH, None, None)
     graph = target_graph(s, kernel, s.modes.TARGET_VERIFY, NDT, spec)
+    believe(graph, believed)
     for lens in BATCHES:
         (launch,), waits = graph.replay(lens)
         assert launch.plan is s.fi.records[-1]
@@ -292,27 +309,33 @@ def test_lengths_at_another_place_reach_the_graph(release: str) -> None:
         assert waits == ()
 
 
-def tell_no_lengths(s: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the host is told neither lengths nor their sum."""
+def tell_no_lengths(
+    s: Session, monkeypatch: pytest.MonkeyPatch, believed: int | None = None
+) -> None:
+    """From here on the host is told neither lengths nor their sum, or that all are so long."""
     for name in ("graph", "draft", "eager"):
         make = getattr(s._batches, name)
 
         def untold(*given: Any, make: Any = make, **named: Any) -> Any:
             batch = make(*given, **named)
             batch.seq_lens_cpu = batch.seq_lens_sum = None
+            if believed is not None:
+                batch.seq_lens_cpu = torch.full((BATCH,), believed, dtype=torch.int64)
+                batch.seq_lens_sum = BATCH * believed
             return batch
 
         monkeypatch.setattr(s._batches, name, untold)
 
 
+@BELIEVED
 @pytest.mark.parametrize("release", BEFORE)
 def test_where_nothing_can_be_recorded_each_replay_launches(
-    release: str, monkeypatch: pytest.MonkeyPatch
+    release: str, believed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     s, kernel = session_of(release)
     s.capture_decode(BATCH)
     s.capture_verify(BATCH, NDT)
-    tell_no_lengths(s, monkeypatch)
+    tell_no_lengths(s, monkeypatch, believed)
     for lens in BATCHES:
         launched = kernel.launched
         done = s.replay_decode(lens, bs=BATCH)
@@ -328,11 +351,12 @@ def test_where_nothing_can_be_recorded_each_replay_launches(
         assert done.waits == ()
 
 
+@BELIEVED
 @pytest.mark.parametrize("release", BEFORE)
-def test_a_draft_chain(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_chain(release: str, believed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     s, kernel = session_of(release)
     s.capture_draft(BATCH, STEPS)
-    tell_no_lengths(s, monkeypatch)
+    tell_no_lengths(s, monkeypatch, believed)
     for lens in BATCHES:
         launched = kernel.launched
         done = s.replay_draft(lens, bs=BATCH)
@@ -360,7 +384,7 @@ def test_an_eager_draft_chain_without_a_sum(release: str, monkeypatch: pytest.Mo
         assert len(done.waits) == STEPS - 1
 
 
-@pytest.mark.parametrize("told", [None, 0, "the sum"])
+@pytest.mark.parametrize("told", [None, 0, 400, "the sum"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_draft_chain_that_is_recorded(release: str, told: int | str | None) -> None:
     """SGLang sizes views of the draft's indices by the sum, which nothing looks at here."""
