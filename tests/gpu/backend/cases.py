@@ -261,7 +261,7 @@ def test_verify_indices_are_filled_in_place(world: World, monkeypatch: pytest.Mo
     assert arrays.kv_indices is buffer
 
 
-# -- graphs that the GPU plans, of which the host is told no lengths -----------------------------
+# -- graphs that the GPU plans, of which the host is told no lengths, or wrong ones ---------------
 
 #: Mode -> its variant.
 GRAPHS = {driving.DECODE: "decode", driving.VERIFY: "verify", driving.DRAFT: "draft-decode"}

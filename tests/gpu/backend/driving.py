@@ -27,7 +27,8 @@ Query = tuple[torch.Tensor, torch.Tensor]
 class Backends:
     """The target's and the draft's back end of one file, the released one or a patched.
 
-    told: whether the host is told the lengths of a graph's replay.
+    told: whether the host is told the lengths of a graph's replay; else it is told none,
+        and in every second replay wrong ones.
     """
 
     module: ModuleType
@@ -123,6 +124,7 @@ class Graph:
 
     def __init__(self, backends: Backends, batches: Batches, mode: Mode, rows: int) -> None:
         self._backends, self._mode, self._rows = backends, mode, rows
+        self._misled = False
         batch = self._capture_batch(batches)
         self._captured = batch.forward
         model = backends.model
@@ -203,6 +205,10 @@ class Graph:
                 given[name] = buffer
         if not self._backends.told:
             given["seq_lens_cpu"] = given["seq_lens_sum"] = None
+            self._misled = not self._misled
+            if self._misled:
+                given["seq_lens_cpu"] = torch.ones(self._rows, dtype=torch.int64)
+                given["seq_lens_sum"] = self._rows
         return SimpleNamespace(**given)
 
     def _step(self, batch: Batch) -> list[torch.Tensor]:
