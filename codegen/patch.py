@@ -99,8 +99,8 @@ def prepare(found: FoundTarget, spec: Spec, api: PlanApi) -> Patch:
 
 def _rendered_for(source: Source, spec: Spec, api: PlanApi) -> tuple[Target, Rendered]:
     """The places in a file, and the functions without what it has no place for: releases that fill
-    a verify's indices by several blocks a request take no captured buffer, and early ones have no
-    pass that a plan could be recorded in."""
+    a verify's indices by a method take no captured buffer, and early ones have no pass that a plan
+    could be recorded in."""
     target = locate(source, spec, public_update=api.update is not None)
     return target, render(
         spec,

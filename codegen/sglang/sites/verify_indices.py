@@ -7,8 +7,9 @@ one that verify's input runs as well, in every release, on more lengths.
 
 A graph that the GPU plans has to have it. Where the host plans, a file that has no place for it
 keeps its own way, and the plan copies. So does one that fills by a method instead of launching the
-kernel itself (0.5.20 on): verify's input has that method use more blocks a request than the branch
-without speculation does, and long contexts would be filled more slowly than they are.
+kernel itself (0.5.20 on): in 0.5.23 verify's input has that method use more blocks a request than
+the branch without speculation does, and long contexts would be filled more slowly than they are.
+What the method knows stands in another file.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def test_verify_indices_are_filled_in_place(world: World, monkeypatch: pytest.Mo
     module = world.patched.module
     if not hasattr(module, "mlagen_bound_arrays"):
         pytest.skip(
-            "this release fills by a method, with several blocks a request: the plan copies"
+            "this release fills by a method, maybe by several blocks a request: the plan copies"
         )
     right: Callable[..., Any] = module.mlagen_bound_arrays
     given: list[Any] = []
