@@ -419,6 +419,43 @@ def outlasts(milliseconds: float, block: Callable[[], None]) -> bool:
     return False
 
 
+def run_behind_work(
+    graph: Graph,
+    draw: Callable[[Graph], tuple[list[int], Batch]],
+    plan_one: Callable[[Graph, list[int], Batch], None],
+    passes: int,
+) -> tuple[bool, list[int]]:
+    """Plan and replay behind a busy GPU, pass after pass, of lengths drawn for each.
+    Gives whether it was still busy behind the last, and the numbers of the passes whose
+    output is not that of their own lengths."""
+    drawn = [draw(graph) for _ in range(passes)]
+    expected = [graph.stock_output(batch) for _, batch in drawn]
+    outputs = [torch.full_like(graph.out, float("nan")) for _ in drawn]
+    torch.cuda.synchronize()
+    busy = keep_gpu_busy(milliseconds=200)
+    for (seq_lens, batch), output in zip(drawn, outputs, strict=True):
+        plan_one(graph, seq_lens, batch)
+        graph.graph.replay()
+        output.copy_(graph.out)
+    still_busy = not busy.query()
+    torch.cuda.synchronize()
+    wrong = [i for i in range(passes) if not same_bits(outputs[i], expected[i])]
+    return still_busy, wrong
+
+
+def run_ahead(
+    graph: Graph,
+    draw: Callable[[Graph], tuple[list[int], Batch]],
+    plan_one: Callable[[Graph, list[int], Batch], None],
+) -> list[int]:
+    """The numbers of the wrong passes of 24, all of them planned ahead of the GPU."""
+    # Memory that is allocated behind a busy GPU may be waited for, once.
+    run_behind_work(graph, draw, plan_one, 24)
+    ahead, wrong = run_behind_work(graph, draw, plan_one, 24)
+    assert ahead, "the host waited for the GPU"
+    return wrong
+
+
 @contextlib.contextmanager
 def recorded_waits() -> Iterator[list[str]]:
     """Gives a list that has, after the block, each wait that PyTorch saw."""

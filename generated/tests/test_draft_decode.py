@@ -27,13 +27,14 @@ from support import (
     eager_wrapper,
     forget_notes,
     hooks,
-    keep_gpu_busy,
     on_host,
     outlasts,
     plan_privately,
     planned,
     plans,
     recorded_waits,
+    run_ahead,
+    run_behind_work,
     same_bits,
     schedule_of,
     setups,
@@ -137,37 +138,9 @@ def test_replays_are_right(setup: Setup) -> None:
         assert close_to(graph.out, graph.reference(batch)), seq_lens
 
 
-def run_behind_work(graph: Graph, plan_one: Any, passes: int) -> tuple[bool, list[int]]:
-    """Plan and replay behind a busy GPU, pass after pass. Gives whether it was still
-    busy behind the last, and the numbers of the passes whose output is not that of
-    their own lengths."""
-    drawn = [draw(graph) for _ in range(passes)]
-    expected = [graph.stock_output(batch) for _, batch in drawn]
-    outputs = [torch.full_like(graph.out, float("nan")) for _ in drawn]
-    torch.cuda.synchronize()
-    busy = keep_gpu_busy(milliseconds=200)
-    for (seq_lens, batch), output in zip(drawn, outputs, strict=True):
-        plan_one(graph, seq_lens, batch)
-        graph.graph.replay()
-        output.copy_(graph.out)
-    still_busy = not busy.query()
-    torch.cuda.synchronize()
-    wrong = [i for i in range(passes) if not same_bits(outputs[i], expected[i])]
-    return still_busy, wrong
-
-
-def run_ahead(graph: Graph, plan_one: Any) -> list[int]:
-    """The numbers of the wrong passes of 24, all of them planned ahead of the GPU."""
-    # Memory that is allocated behind a busy GPU may be waited for, once.
-    run_behind_work(graph, plan_one, 24)
-    ahead, wrong = run_behind_work(graph, plan_one, 24)
-    assert ahead, "the host waited for the GPU"
-    return wrong
-
-
 @pytest.mark.parametrize("setup", SETUPS)
 def test_the_host_may_run_ahead(setup: Setup) -> None:
-    assert run_ahead(captured(setup), plan) == []
+    assert run_ahead(captured(setup), draw, plan) == []
 
 
 def test_plans_ahead_of_all_pinned_memory_wait() -> None:
@@ -178,7 +151,7 @@ def test_plans_ahead_of_all_pinned_memory_wait() -> None:
         return sum(staging.waits for staging in plans._mlagen_staging_of.values())
 
     counted = waits()
-    ahead, wrong = run_behind_work(graph, plan, 96)
+    ahead, wrong = run_behind_work(graph, draw, plan, 96)
     assert (ahead, wrong) == (False, [])
     assert waits() > counted
 
@@ -187,7 +160,7 @@ def test_a_replay_without_a_plan_of_its_own_is_seen() -> None:
     """Shows that the tests above can fail."""
     graph = captured(Setup(64, TOKENS, 16, False, BACKENDS[0]))
     plan(graph, *draw(graph))
-    assert run_ahead(graph, lambda graph, _, batch: graph.write_indices(batch))
+    assert run_ahead(graph, draw, lambda graph, _, batch: graph.write_indices(batch))
 
 
 def test_bound_buffers() -> None:

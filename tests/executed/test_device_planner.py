@@ -215,11 +215,12 @@ def target_graph(s: Session, kernel: PlanKernel, mode: Any, tokens: int, spec: A
     return captured(s, kernel, s.backend, batch, wrappers)
 
 
-def believe(graph: Graph, length: int | None) -> None:
-    """Have the host believe that all requests are so long; None: that it does not know."""
-    if length is not None:
-        graph.seq_lens_cpu = torch.full((BATCH,), length, dtype=torch.int64)
-        graph.seq_lens_sum = BATCH * length
+def told_lengths(believed: int | None) -> tuple[torch.Tensor | None, int | None]:
+    """Lengths and their sum for a host that believes all requests to be so long; None: that does
+    not know."""
+    if believed is None:
+        return None, None
+    return torch.full((BATCH,), believed, dtype=torch.int64), BATCH * believed
 
 
 #: What the host is told of lengths: nothing, too little, too much.
@@ -231,7 +232,7 @@ BELIEVED = pytest.mark.parametrize("believed", [None, 1, 90])
 def test_decode(release: str, believed: int | None) -> None:
     s, kernel = session_of(release)
     graph = target_graph(s, kernel, s.modes.DECODE, 1, None)
-    believe(graph, believed)
+    graph.seq_lens_cpu, graph.seq_lens_sum = told_lengths(believed)
     launched = kernel.launched
     for lens in BATCHES:
         (launch,), waits = graph.replay(lens)
@@ -249,7 +250,7 @@ def test_verify(release: str, believed: int | None) -> None:
     s, kernel = session_of(release)
     spec = s._verify_input("eagle", NDT, BATCH, None, None)
     graph = target_graph(s, kernel, s.modes.TARGET_VERIFY, NDT, spec)
-    believe(graph, believed)
+    graph.seq_lens_cpu, graph.seq_lens_sum = told_lengths(believed)
     for lens in BATCHES:
         (launch,), waits = graph.replay(lens)
         assert launch.plan is s.fi.records[-1]
@@ -318,10 +319,7 @@ def tell_no_lengths(
 
         def untold(*given: Any, make: Any = make, **named: Any) -> Any:
             batch = make(*given, **named)
-            batch.seq_lens_cpu = batch.seq_lens_sum = None
-            if believed is not None:
-                batch.seq_lens_cpu = torch.full((BATCH,), believed, dtype=torch.int64)
-                batch.seq_lens_sum = BATCH * believed
+            batch.seq_lens_cpu, batch.seq_lens_sum = told_lengths(believed)
             return batch
 
         monkeypatch.setattr(s._batches, name, untold)
