@@ -238,19 +238,26 @@ def test_the_files_are_python(version: str, variants: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("over", "expected"),
-    [("F", "True 1"), ("TF", "True 2"), ("TTF", "True 3"), ("TTT", "False 3")],
+    [
+        ("F", "True 1 [20]"),
+        ("TF", "True 2 [20, 40]"),
+        ("TTF", "True 3 [20, 40, 80]"),
+        ("TTT", "False 3 [20, 40, 80]"),
+    ],
 )
 def test_a_late_host_is_asked_again(
     tmp_path: Path, rendered: Rendered, over: str, expected: str
 ) -> None:
-    """Whether the work queued before was over, run for run; what waits is late in all of them."""
+    """Whether the work queued before was over, run for run; what waits is late in all of them,
+    however much work that is."""
     program = f"""
 import sys
 sys.path.insert(0, {str(on_cpu(tmp_path, rendered, {}))!r})
 import support
-over, ran = iter({over!r}), []
+over, ran, slept = iter({over!r}), [], []
 support.torch.cuda.Event.query = lambda _: next(over) == "T"
-print(support.outlasts(20, lambda: ran.append(1)), len(ran))
+support.torch.cuda._sleep = lambda cycles: slept.append(cycles // 2_000_000)
+print(support.outlasts(20, lambda: ran.append(1)), len(ran), slept)
 """
     ran = python(tmp_path, "-c", program)
     assert ran.stdout.split("\n")[0] == expected, ran.stderr

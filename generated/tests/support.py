@@ -404,12 +404,13 @@ def no_waits() -> Iterator[None]:
 def outlasts(milliseconds: float, block: Callable[[], None]) -> bool:
     """Whether so much work, queued before the block, is still running behind it.
 
-    Asked up to three times: a host that is busy itself may be late once. What waits for
-    the GPU is late each time, or raises in `no_waits`.
+    Asked up to three times, with twice the work each time: a host that is busy itself
+    may be late. What waits for the GPU is late however much that is, or raises in
+    `no_waits`.
     """
-    for _ in range(3):
+    for longer in (1, 2, 4):
         torch.cuda.synchronize()
-        busy = keep_gpu_busy(milliseconds)
+        busy = keep_gpu_busy(longer * milliseconds)
         with no_waits():
             block()
             still_busy = not busy.query()
