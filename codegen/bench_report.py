@@ -515,10 +515,9 @@ to {NEVER_ABOVE:.2f} and to the plan's {PLAN_ASKED:.0%}; what is asked of large 
 mean, is about shapes by those means. A mean is *missed* only where even the mean of the least that
 the medians may be is too high.
 
-The planning kernel alone is that of decode, 16 heads, where a request is a tile. It is told how to
-deal: *quick* in turns, *thorough* in rounds. By itself it deals in rounds wherever many layers gain
-or clusters get several pieces, so that quick plans of more tiles than clusters (132 of one block)
-are measured here alone; and either way as FlashInfer where each piece has a cluster.
+The planning kernel alone is that of decode, 16 heads, where a request is a tile. *Quick* is a plan
+for one layer, uniform lengths of 2k tokens, which are dealt in turns; *thorough* one for many layers,
+geometric lengths, which are dealt in rounds.
 
 Contenders take turns in an order that is drawn anew for each round, with Python's garbage collector
 off, after a warm-up. Before plans are timed, and in the loop after each block, outputs must equal

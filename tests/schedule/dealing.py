@@ -83,6 +83,18 @@ def deal_in_turns(work: Work, step: int = STEP) -> list[list[Piece]]:
     return full_last(work, dealt)
 
 
+def deal_for_one_layer(work: Work, *, fixed: int, worth: int) -> list[list[Piece]]:
+    """In turns, but in rounds where that leaves one cluster with more than `worth` KV tokens beyond
+    its share: how uneven lengths have to be for rounds to be worth their own time."""
+    dealt = deal_in_turns(work)
+    busiest = max(
+        sum(fixed + piece.kv_end - piece.kv_start for piece in pieces) for pieces in dealt
+    )
+    kv_tokens = sum(piece.kv_end - piece.kv_start for piece in work.pieces)
+    even = kv_tokens // work.clusters + len(work.pieces) * fixed // work.clusters
+    return deal_in_rounds(work, fixed=fixed) if busiest > even + worth else dealt
+
+
 def rounds_of(work: Work) -> int:
     """How many rounds `deal_in_rounds` takes; what its time on a GPU grows with."""
     return max((len(pieces) for pieces in deal_in_rounds(work)), default=0)

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from mlagen.codegen.render import render, render_module
 from tests.judge.miniature import COPIES, STAGES
-from tests.schedule.dealing import deal_in_rounds, deal_in_turns
+from tests.schedule.dealing import deal_for_one_layer, deal_in_rounds, deal_in_turns
 from tests.schedule.reference import Merge, Piece, Work, deal, tiles_of, work_of
 from tests.specs import device_spec
 
@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = Path(__file__).with_name("kernel_program.py")
 #: What a piece costs beside its KV, by blocks a cluster: MlagenDevicePlan.FIXED.
 FIXED = {1: 192, 2: 256}
+WORTH = 600  # likewise: KV tokens beyond its share that make rounds worth it
 MOST_TILES = 1024
 ITEMS = ("q_indptr", "kv_indptr", "partial", "q_len", "kv_len", "q_start", "kv_start", "kv_end")
 MERGES = ("start", "end", "partial_start", "partial_end", "stride")
@@ -157,11 +158,13 @@ def check(kernel: Kernel, case: Case, *, void: bool = False) -> None:
     merges = list(zip(*(wrote[f"merge_{name}"] for name in MERGES), strict=True))
     unused = work.blocks * work.clusters - len(work.merges)
     assert merges == [*map(numbers, work.merges), *[(0,) * 5] * unused]
-    dealt = deal_in_turns(work)
+    fixed = FIXED[work.blocks]
     if len(work.pieces) <= work.clusters:
         dealt = deal(work, work.pieces)  # FlashInfer's own, to the byte
     elif case.thorough:
-        dealt = deal_in_rounds(work, fixed=FIXED[work.blocks])
+        dealt = deal_in_rounds(work, fixed=fixed)
+    else:
+        dealt = deal_for_one_layer(work, fixed=fixed, worth=WORTH)
     spans = itertools.pairwise(wrote["begins"])
     assert [pieces[begin:end] for begin, end in spans] == [list(map(numbers, p)) for p in dealt]
     batch = len(case.seq_lens)
@@ -210,7 +213,11 @@ VERIFY = Case((), 5, 128, causal=True, added=5, sms=132, thorough=True)
 LARGE = {
     "1024 tiles of one block": drawn(replace(DECODE, heads=64), 1024),
     "1020 tiles, five a request": drawn(VERIFY, 204),
-    "1020 tiles in turns": drawn(replace(VERIFY, thorough=False), 204),
+    "1020 tiles of one layer": drawn(replace(VERIFY, thorough=False), 204),
+    "1020 tiles of one layer, much alike": drawn(replace(VERIFY, thorough=False), 204, 300),
+    "1024 tiles of one layer, few clusters": drawn(
+        replace(DECODE, heads=64, thorough=False, sms=5), 1024
+    ),
     "513 tiles without KV": replace(DECODE, seq_lens=(0,) * 513),
     "300 equal tiles, few clusters": replace(DECODE, seq_lens=(777,) * 300, sms=13),
     "one long among 1024": replace(DECODE, seq_lens=(1,) * 1023 + (100_000,)),
@@ -223,8 +230,21 @@ def test_plans_of_large_graphs(kernel: Kernel, name: str) -> None:
     check(kernel, LARGE[name])
 
 
+@pytest.mark.parametrize("uneven", [False, True])
+def test_one_layer_is_dealt_in_rounds_where_that_is_worth_it(kernel: Kernel, uneven: bool) -> None:
+    """In turns one of four clusters gets 1400 tokens, or 1401, and 600 of the seven others, of
+    1400 in the mean: as much beyond its share as does not pay, and one more."""
+    case = replace(DECODE, seq_lens=(1400 + uneven, *[600] * 7), heads=64, sms=4, thorough=False)
+    work = case.work()
+    dealt = deal_for_one_layer(work, fixed=FIXED[1], worth=WORTH)
+    in_turns, in_rounds = deal_in_turns(work), deal_in_rounds(work, fixed=FIXED[1])
+    assert in_turns != in_rounds
+    assert dealt == (in_rounds if uneven else in_turns)
+    check(kernel, case)
+
+
 @pytest.mark.parametrize("sms", SMS)
-@pytest.mark.parametrize("thorough", [False, True], ids=["in turns", "in rounds"])
+@pytest.mark.parametrize("thorough", [False, True], ids=["one layer", "many layers"])
 def test_each_cluster_has_a_full_piece_or_more(kernel: Kernel, sms: int, thorough: bool) -> None:
     """Nothing is left for the rounds to begin with where all of the KV is in full pieces."""
     for lengths in ((256 * sms,), (256 * sms, 1, 0)):
@@ -398,7 +418,7 @@ def test_what_is_compiled_for_a_graph(
     clusters = 132 // blocks
     assert given[1:5] == (tokens, batch, 4000, 1000)
     assert given[9:11] == (device.error, device.number)
-    assert given[12:23] == (
+    assert given[12:24] == (
         tokens,
         heads,
         tokens > 1,
@@ -409,9 +429,10 @@ def test_what_is_compiled_for_a_graph(
         256,
         FIXED[blocks],
         True,
+        WORTH,
         batch * -(-tokens * heads // (64 * blocks)) <= clusters,
     )
-    assert given[23:] == tuple(range(16, 16 * 15, 16))  # offsets in int32
+    assert given[24:] == tuple(range(16, 16 * 15, 16))  # offsets in int32
     turns, of_each = given[11].tolist()
     assert [turns[place] for place in of_each] == list(range(clusters))
     assert given[11].dtype == emitted.torch.int32
@@ -428,9 +449,10 @@ def test_the_kernel_takes_what_it_is_given(emitted: Emitted) -> None:
     emitted.device(3, 1, 128).launch(emitted.lengths(3))
     ((given, _),) = emitted.launches.made
     assert len(given) == len(parameters)
-    assert parameters[23:26] == ["Q_INDPTR", "KV_INDPTR", "PARTIAL_INDPTR"]
-    assert parameters[20:23] == ["FIXED", "THOROUGH", "FEW"]
+    assert parameters[24:27] == ["Q_INDPTR", "KV_INDPTR", "PARTIAL_INDPTR"]
+    assert parameters[20:24] == ["FIXED", "THOROUGH", "WORTH", "FEW"]
     assert emitted.plans.MlagenDevicePlan.FIXED == FIXED
+    assert emitted.plans.MlagenDevicePlan.WORTH == WORTH
     assert emitted.plans.MlagenDevicePlan.MOST_TILES == MOST_TILES
 
 
@@ -451,9 +473,11 @@ def test_the_kernel_for_lengths_alone(emitted: Emitted, batch: int, slots: int) 
 
 @pytest.mark.parametrize("layers", [1, 61])
 @pytest.mark.parametrize(("batch", "many"), [(66, False), (67, True)])
-def test_care_is_taken_where_it_pays(emitted: Emitted, layers: int, batch: int, many: bool) -> None:
+def test_many_layers_are_worth_all_care(
+    emitted: Emitted, layers: int, batch: int, many: bool
+) -> None:
     emitted.device(batch, 1, 128, layers=layers).launch(emitted.lengths(batch))
-    assert emitted.launches.made[0][0][21:23] == (many or layers > 1, not many)
+    assert emitted.launches.made[0][0][21:24] == (layers > 1, WORTH, not many)
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 7, 13, 66, 78, 132])
