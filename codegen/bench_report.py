@@ -515,9 +515,9 @@ to {NEVER_ABOVE:.2f} and to the plan's {PLAN_ASKED:.0%}; what is asked of large 
 mean, is about shapes by those means. A mean is *missed* only where even the mean of the least that
 the medians may be is too high.
 
-The planning kernel alone is that of decode, 16 heads, where a request is a tile. *Quick* is a plan
-for one layer, uniform lengths of 2k tokens, which are dealt in turns; *thorough* one for many layers,
-geometric lengths, which are dealt in rounds.
+The planning kernel alone is that of decode, 16 heads, 2k tokens in the mean, where a request is a
+tile. *Quick* is a plan for one layer and uniform lengths, which are dealt in turns, *thorough* one
+for many layers and geometric ones, which are dealt in rounds.
 
 Contenders take turns in an order that is drawn anew for each round, with Python's garbage collector
 off, after a warm-up. Before plans are timed, and in the loop after each block, outputs must equal
