@@ -1,8 +1,8 @@
 """The emitted kernel plans what FlashInfer plans, dealt as the models deal: run for real, on the
 CPU, under Triton's interpreter.
 
-The interpreter shows what is computed and where it is written; not that Triton compiles it, nor
-what it costs. For that there is tests/gpu.
+The interpreter shows what is computed and where it is written; not that Triton compiles it, which
+needs no GPU either, nor what it costs, for which there is tests/gpu.
 """
 
 from __future__ import annotations
@@ -344,6 +344,7 @@ class Emitted:
 
     plans: ModuleType
     torch: ModuleType
+    kernels: tuple[Any, Any]  # that plans, and that fills in lengths: not launched either
     launches: Launches
     fills: Launches
 
@@ -394,12 +395,13 @@ def emitted(
     plans = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "emitted_plans", plans)  # where a dataclass looks itself up
     spec.loader.exec_module(plans)
+    kernels = plans._mlagen_plan_kernel, plans._mlagen_lengths_kernel
     launches, fills = Launches(), Launches()
     monkeypatch.setattr(plans, "_mlagen_plan_kernel", launches)
     monkeypatch.setattr(plans, "_mlagen_lengths_kernel", fills)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **k: zeros(*a, **k))
-    return Emitted(plans, torch, launches, fills)
+    return Emitted(plans, torch, kernels, launches, fills)
 
 
 @pytest.mark.parametrize(
@@ -469,6 +471,56 @@ def test_the_kernel_for_lengths_alone(emitted: Emitted, batch: int, slots: int) 
     assert emitted.launches.made == []
     with pytest.raises(emitted.plans.MlagenPlanError, match=f"{batch} sequence lengths needed"):
         device.fill_lengths(emitted.lengths(batch - 1))
+
+
+def compiled(kernel: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What Triton makes of a launch, for an H200."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    signature, constants = {}, {}
+    for place, (parameter, argument) in enumerate(zip(kernel.params, given, strict=True)):
+        if parameter.is_constexpr:
+            signature[parameter.name] = "constexpr"
+            constants[(place,)] = argument
+        elif isinstance(argument, int):
+            signature[parameter.name] = "i32"
+        else:
+            signature[parameter.name] = f"*i{8 * argument.element_size()}"
+    source = ASTSource(kernel, signature, constants)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("emitted", [COPIES], indirect=True, ids=["0.6.17"])
+@pytest.mark.parametrize(
+    ("batch", "heads", "layers"),
+    [
+        (64, 16, 1),
+        pytest.param(64, 16, 61, marks=pytest.mark.releases),
+        pytest.param(512, 128, 1, marks=pytest.mark.releases),
+        pytest.param(1024, 16, 1, marks=pytest.mark.releases),
+        pytest.param(1024, 16, 61, marks=pytest.mark.releases),
+    ],
+)
+def test_triton_compiles_what_is_launched(
+    emitted: Emitted,
+    batch: int,
+    heads: int,
+    layers: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All that a launch compiles; the plan for one layer has both dealings in it."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    device = emitted.device(batch, 1, heads, layers=layers)
+    device.launch(emitted.lengths(batch))
+    device.fill_lengths(emitted.lengths(batch))
+    for kernel, launches in zip(emitted.kernels, (emitted.launches, emitted.fills), strict=True):
+        ((given, options),) = launches.made
+        made = compiled(kernel, given, options)
+        assert ".target sm_90" in made.asm["ptx"]
+        assert made.asm["cubin"]
 
 
 @pytest.mark.parametrize("layers", [1, 61])
