@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from .flashinfer.api import PlanApi
 from .gpu import PACKAGE
 from .patch import mlagen_version
@@ -31,6 +33,8 @@ MODULES = (
 #: The functions whose captured graphs the GPU plans. A package of its own: what it installs on a
 #: wrapper is the other planner's, under the same names.
 DEVICE_PACKAGE = "mlagen_device"
+#: The first FlashInfer that an SGLang pins whose plans copy page numbers (0.5.20).
+FIRST_COPIED = Version("0.6.18")
 
 
 def bench_files(rendered: Rendered) -> dict[str, bytes]:
@@ -49,9 +53,13 @@ def bench_files(rendered: Rendered) -> dict[str, bytes]:
 
 def host_in_place(api: PlanApi) -> bool:
     """Whether plans on the host are measured as in a file whose index kernel fills the captured
-    buffer of a verify. SGLang up to 0.5.19 has such a kernel; none of these goes with FlashInfer
-    0.7, which 0.5.22 was the first to pin."""
-    return api.holder == "wrapper"
+    buffer of a verify, as up to SGLang 0.5.19; later ones leave a copy to the plan. With 0.6.18,
+    which 0.5.19 to 0.5.21 pin, the copy is measured, as it costs more; and with sources that do not
+    tell their version."""
+    try:
+        return Version(api.version or "") < FIRST_COPIED
+    except InvalidVersion:
+        return False
 
 
 def on_device(spec: Spec) -> Spec:

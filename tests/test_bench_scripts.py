@@ -25,7 +25,14 @@ import pytest
 from mlagen.codegen.bench import VERSION, read_results
 from mlagen.codegen.gpu import PACKAGE
 from mlagen.codegen.render import render
-from mlagen.codegen.render_bench import DEVICE_PACKAGE, MODULES, SCRIPT, bench_files, on_device
+from mlagen.codegen.render_bench import (
+    DEVICE_PACKAGE,
+    MODULES,
+    SCRIPT,
+    bench_files,
+    host_in_place,
+    on_device,
+)
 from tests.releases import plan_api, shipped
 
 torch = pytest.importorskip("torch")
@@ -348,7 +355,7 @@ def test_a_run_measures_all_contenders(
     assert SCRIPT.endswith("run.py")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["0.5.3", *VERSIONS])
 def test_plans_in_place_leave_nothing_to_copy(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,8 +365,9 @@ def test_plans_in_place_leave_nothing_to_copy(
         cell = host.plan_cost.Cell(3, 8)
         cell.check()
         not_in_place = {one.name for one in cell.contenders if not one.in_place}
-        # SGLang up to 0.5.19 has an index kernel that may; with FlashInfer 0.7 goes none of these.
-        ours = {"mlagen"} if version.startswith("0.7") else set()
+        # SGLang up to 0.5.19 has an index kernel that may; 0.5.20 is the first to copy, and pins
+        # FlashInfer 0.6.18.
+        ours = set() if version == "0.5.3" else {"mlagen"}
         assert not_in_place == {"stock", "host-arrays", "upstream"} | ours
         for _ in range(2):
             for inputs in cell.draws:
@@ -374,11 +382,30 @@ def test_plans_in_place_leave_nothing_to_copy(
                     assert found == expected, contender.name
 
 
+@pytest.mark.parametrize(
+    ("version", "in_place"),
+    [
+        ("0.5.3", True),
+        ("0.6.17", True),
+        ("0.6.17.post4", True),
+        ("0.6.18", False),
+        ("0.6.18.post1+cu130", False),
+        ("0.7.2", False),
+        (None, False),
+        ("our fork", False),
+    ],
+)
+def test_the_dearer_way_is_measured_where_both_are_in_use(
+    version: str | None, in_place: bool
+) -> None:
+    assert host_in_place(replace(plan_api("0.5.3"), version=version)) == in_place
+
+
 def test_a_plan_in_place_needs_the_index_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nothing fills the captured buffer, outputs tell."""
-    with machine("0.6.18", tmp_path, monkeypatch) as host:
+    with machine("0.5.3", tmp_path, monkeypatch) as host:
         cell = host.plan_cost.Cell(3, 8)
         monkeypatch.setattr(cell, "fill", lambda inputs: None)
         with pytest.raises(
@@ -387,7 +414,7 @@ def test_a_plan_in_place_needs_the_index_kernel(
             cell.check()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["0.5.3", *VERSIONS])
 def test_the_index_kernel_is_given_the_lengths_of_the_pass(
     version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
