@@ -261,4 +261,4 @@ def _kernel_bar(flashinfer: str, kernel: Iterable[Kernel]) -> list[Bar]:
         middle = spread(one.us).median
         text = f"{middle:.1f} µs ({one.tiles} tiles)"
         cases.append(Case(at_most(one.us, most), middle - most, text))
-    return bar_of(f"a quick plan takes at most {limits}", flashinfer, cases)
+    return bar_of(f"a quick plan, in turns, takes at most {limits}", flashinfer, cases)

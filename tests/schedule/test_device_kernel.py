@@ -44,6 +44,7 @@ ITEMS = ("q_indptr", "kv_indptr", "partial", "q_len", "kv_len", "q_start", "kv_s
 MERGES = ("start", "end", "partial_start", "partial_end", "stride")
 SMS = (7, 13, 78, 108, 132)
 HEADS = (8, 16, 32, 64, 128)
+ODD_HEADS = (1, 5, 12, 20, 48, 96)  # where tiles are of no mask
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(
         tuple(lengths),
         tokens,
-        draw(st.sampled_from(HEADS)),
+        draw(st.sampled_from(HEADS if causal else (*HEADS, *ODD_HEADS))),
         causal,
         tokens if causal else draw(st.integers(0, 3)),
-        draw(st.sampled_from(SMS)),
+        draw(st.sampled_from(SMS) | st.integers(2, 160)),
         draw(st.booleans()),
         draw(st.sampled_from(["int32", "int64"])),
     )

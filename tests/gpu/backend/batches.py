@@ -90,9 +90,6 @@ class Batches:
 
     # -- eager -------------------------------------------------------------------------------
 
-    def eager_decode(self, prefix: Sequence[int]) -> Batch:
-        return self._eager(self.modes.DECODE, prefix, [1] * len(prefix), None)
-
     def eager_verify(self, prefix: Sequence[int]) -> Batch:
         spec = self._verify_input(len(prefix))
         return self._eager(self.modes.TARGET_VERIFY, prefix, [VERIFY_TOKENS] * len(prefix), spec)
