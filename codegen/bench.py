@@ -156,7 +156,8 @@ class Setting(Data):
         rates: steps per second by contender, a value a block, in turn.
         wrong: by contender, blocks whose last step gave another output than FlashInfer's plans.
         uneven: lengths from half the mean to three halves; else within a quarter of it.
-        device_attention_ms: of the same attention in a graph that plans itself, that included.
+        device_attention_ms: of the same attention in a graph that plans itself, that included; None
+            where an older mlagen did not measure it.
     """
 
     batch: int
@@ -180,9 +181,10 @@ class Setting(Data):
 
     @property
     def asked_of_device(self) -> float | None:
-        """What part of the best host plan's rate the device's has to reach: attention that takes
-        r of its time makes a step, of which it is the share s, 1 / (1 - s (1 - r)) as fast."""
-        if self.device_attention_ms is None or DEVICE not in self.rates:
+        """What part of the best host plan's rate the device's has to reach, of uneven lengths:
+        attention that takes r of its time makes a step, of which it is the share s,
+        1 / (1 - s (1 - r)) as fast."""
+        if not self.uneven or self.device_attention_ms is None or DEVICE not in self.rates:
             return None
         ratio = self.device_attention_ms / self.attention_ms
         return PART / (1 - self.share * (1 - ratio))

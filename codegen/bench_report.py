@@ -223,7 +223,9 @@ def _loop_summary(results: Sequence[Result]) -> list[str]:
         "mlagen's / stock",
         "mlagen's / SGLang's",
         "mlagen's / no plans",
+        *(["in the graph / mlagen's"] if any(row[-1] for row in rows) else []),
     ]
+    rows = [row[: len(head)] for row in rows]
     title = "The speculative-decoding loop, ratios of steps per second, median (p10-p90):"
     return [title, table(head, rows)]
 
@@ -264,9 +266,9 @@ def _uneven_summary(results: Sequence[Result]) -> list[str]:
 
 def _loop_row(setting: Setting) -> list[str]:
     rates = setting.rates
-    pairs = ((UPSTREAM, STOCK), (OURS, STOCK), (OURS, UPSTREAM), (OURS, LIMIT))
+    pairs = ((UPSTREAM, STOCK), (OURS, STOCK), (OURS, UPSTREAM), (OURS, LIMIT), (DEVICE, OURS))
     wrong = sum(setting.wrong.values())
-    compared = [spread(ratios(rates[a], rates[b])).text(3) for a, b in pairs]
+    compared = [spread(ratios(rates[a], rates[b])).text(3) if a in rates else "" for a, b in pairs]
     if wrong:
         names = ", ".join(name for name, count in setting.wrong.items() if count)
         compared[0] += f" (wrong output: {names})"
@@ -402,7 +404,8 @@ def _waits_and_bytes(plan: Plans) -> list[str]:
 def _rates(settings: Sequence[Setting]) -> list[str]:
     if not settings:
         return []
-    names = [name for name in (*CONTENDERS, LIMIT) if name in settings[0].rates]
+    known = {name for setting in settings for name in setting.rates}
+    names = [name for name in (*CONTENDERS, LIMIT) if name in known]
     rows = [
         [
             str(setting.batch),
@@ -410,7 +413,10 @@ def _rates(settings: Sequence[Setting]) -> list[str]:
             setting.mode,
             f"{setting.share:.2f}",
             f"{setting.gpu_step_ms:.2f}",
-            *(spread(setting.rates[name]).text(1) for name in names),
+            *(
+                spread(setting.rates[name]).text(1) if name in setting.rates else ""
+                for name in names
+            ),
         ]
         for setting in settings
     ]
@@ -484,11 +490,12 @@ kernels are graphs that all contenders share here, and every plan of verify copi
   copies that are still queued up to FlashInfer 0.6.18, so there they wait for step k.
 - *fenced*: all wait for step k before they plan step k+1, as SGLang does.
 - *no plans*: the same loop with the plans taken out. Its results are wrong; no plan on the host can
-  be faster.
+  be faster. *In the graph*: draft steps and verify plan themselves; draft-extend is planned on the
+  host by all.
 
 Settings with *uneven lengths* (16k, uniform from half the mean to three halves of it, where all
 others are within a quarter) compare SGLang's and mlagen's plans on the host with graphs that plan
-themselves: draft steps and verify; draft-extend is planned on the host by all. A plan dealt by
+themselves. A plan dealt by
 length makes the attention itself faster: r is verify's attention over 61 layers in a graph that
 plans itself, to the same attention by FlashInfer's schedule, at the same lengths in the same run.
 With s the share of attention in a step, 1 / (1 - s (1 - r)) is what that is worth, and {PART:.2f}

@@ -735,6 +735,26 @@ def _named(setting: dict[str, Any]) -> str:
     return f"{shape}, share {setting['wanted_share']}, {setting['mode']}"
 
 
+def test_graphs_that_plan_themselves_have_a_column_where_they_are_measured(tmp_path: Path) -> None:
+    """In the loop with even lengths, which older results have without them; no bar is about it."""
+    older, newer = result("0.6.18"), result("0.7.2")
+    (found,) = read(tmp_path, older)
+    assert "in the graph / mlagen's" not in summary([found])
+    for setting in newer["loop"]["settings"]:
+        setting["rates"]["device"] = [1.25 * rate for rate in setting["rates"]["mlagen"]]
+        setting["wrong"]["device"] = 0
+        setting |= {"attention_ms": 20.0, "device_attention_ms": 16.0}
+    both = read(tmp_path, older, newer)
+    text = summary(both)
+    rows = [line for line in text.splitlines() if line.startswith("| 0.") and " | ahead | " in line]
+    ends = {line.split(" | ")[0].strip("| "): line.rsplit(" | ", 1)[1] for line in rows}
+    assert ends == {"0.6.18": " |", "0.7.2": "1.250 (1.250-1.250) |"}
+    assert "in the graph" in page(both, "plot.svg").partition("Steps per second")[2]
+    assert [str(bar) for bar in bars(both[1])] == [
+        str(bar) for bar in bars(read(tmp_path, result("0.7.2"))[0])
+    ]
+
+
 def test_how_plans_come_by_page_numbers_is_told(tmp_path: Path) -> None:
     older, newer = result("0.6.18"), result("0.7.2")
     newer["plan"]["in_place"] = False

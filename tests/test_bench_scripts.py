@@ -345,7 +345,7 @@ def test_a_run_measures_all_contenders(
     assert set(uneven["rates"]) == {"upstream", "mlagen", "device"}
     assert uneven["device_attention_ms"] == uneven["attention_ms"] == 1.0
     for found in even:
-        assert set(found["rates"]) == {"stock", "upstream", "mlagen", "none"}
+        assert set(found["rates"]) == {"stock", "upstream", "mlagen", "device", "none"}
     for found in (uneven, *even):
         assert found["wrong"] == dict.fromkeys(found["rates"], 0)
     (read,) = read_results([out])
