@@ -222,10 +222,13 @@ def _runs_ahead(world: World, backends: Backends, mode: Mode) -> None:
             driver.plan(batch)
             outputs.append(driver.run(batch))
 
+    def right() -> list[bool]:
+        return [_same(*each) for each in zip(outputs, expected, made, strict=True)]
+
     step_all()  # memory that is allocated while the GPU is busy may be waited for
+    assert all(right()), f"where memory grows: {right()}"
     assert stays_busy(step_all), "the host waited for the GPU"
-    right = [_same(*each) for each in zip(outputs, expected, made, strict=True)]
-    assert all(right), right
+    assert all(right()), right()
 
 
 @pytest.mark.parametrize("mode", _modes() if RELEASE else [], ids=lambda mode: mode.name)
