@@ -129,6 +129,29 @@ def draw_lengths(batch: int, padded: bool = True, most: int = 4096) -> list[int]
     return [one() for _ in range(real)] + [random.choice((0, 1))] * (batch - real)
 
 
+def replayed_lengths(
+    batch: int,
+    count: int,
+    kv_len: Callable[[list[int]], list[int]],
+    most: int = 4096,
+) -> Iterator[list[int]]:
+    """Sequence lengths of `count` replays. Draws come last: of a small batch hardly any
+    is long, or has just as many KV tokens (`kv_len`) as a tile or a chunk holds."""
+    chosen = [[1] * batch]
+    for edge in (64, 256):
+        near = range(edge - 1, edge + 2)
+        # Those that attend to so many, whatever the formula adds or deals out.
+        at = [n for n in range(1, 4 * edge) if kv_len([n])[0] in near]
+        for turn in range(len(at)):
+            chosen.append([at[(row + turn) % len(at)] for row in range(batch)])
+    chosen.append([1] * (batch - 1) + [4 * most])
+    if batch > 1:  # all but one row are padding, of either kind
+        chosen += [[most] + [padding] * (batch - 1) for padding in (0, 1)]
+    yield from chosen
+    for _ in range(count - len(chosen)):
+        yield draw_lengths(batch, most=most)
+
+
 def on_host(lengths: Sequence[int]) -> Any:
     """Lengths as SGLang hands them over: int64, or int32 up to its 0.5.13."""
     return torch.tensor(lengths, dtype=random.choice((torch.int64, torch.int32)))

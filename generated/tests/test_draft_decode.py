@@ -33,6 +33,7 @@ from support import (
     planned,
     plans,
     recorded_waits,
+    replayed_lengths,
     run_ahead,
     run_behind_work,
     same_bits,
@@ -129,8 +130,8 @@ def test_the_plan_is_the_one_that_flashinfer_makes(setup: Setup) -> None:
 def test_replays_are_right(setup: Setup) -> None:
     """One capture, 50 replays, each with lengths and pages of its own."""
     graph = captured(setup)
-    for _ in range(50):
-        seq_lens, batch = draw(graph)
+    for seq_lens in replayed_lengths(setup.batch, 50, kv_len):
+        batch = graph.batch(kv_len(seq_lens))
         graph.poison()
         plan(graph, seq_lens, batch)
         graph.graph.replay()
