@@ -133,6 +133,20 @@ DEVICE_FAULTS = [
     ),
     pytest.param(
         PLANS,
+        "item = tl.gather(begin, cluster, 0) + place",
+        "item = tl.gather(begin, cluster, 0)",
+        "draft and pieces",
+        id="one layer, dealt in rounds, onto each other",
+    ),
+    pytest.param(
+        PLANS,
+        "if busiest > even + WORTH:",
+        "if busiest < 0:",
+        "draft and pieces",
+        id="one layer, never dealt in rounds",
+    ),
+    pytest.param(
+        PLANS,
         "item = cluster * turns + more + turn",
         "item = cluster * turns + more",
         "draft and pieces",

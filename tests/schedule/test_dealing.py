@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.schedule.dealing import STEP, deal_in_rounds, deal_in_turns, full_pieces, longest_first
+from tests.schedule.dealing import (
+    STEP,
+    deal_for_one_layer,
+    deal_in_rounds,
+    deal_in_turns,
+    full_pieces,
+    longest_first,
+)
 from tests.schedule.reference import ROWS_A_BLOCK, Piece, Work, ceil_div, deal, loads, work_of
 from tests.schedule.test_reference import fields, works
 
@@ -206,3 +213,27 @@ def test_turns_are_behind_rounds_where_some_are_much_longer(
     work = work_of([tokens] * batch, lens, heads, tokens > 1, SMS)
     rounds, turns = longest(work, deal_in_rounds(work)), longest(work, deal_in_turns(work))
     assert turns <= behind * rounds
+
+
+@pytest.mark.parametrize("sms", [78, 84, 108, 114, 128, SMS, 144, 148, 160])
+@pytest.mark.parametrize("in_rounds", [False, True])
+@pytest.mark.parametrize("added", [0, 1, 3, 7])
+def test_one_layer_as_the_generated_tests_have_it(sms: int, in_rounds: bool, added: int) -> None:
+    """Of templates/tests/device_graph.jinja: lengths that are dealt each way, whatever the GPU;
+    and in rounds the busiest cluster is as near to its share as turns would have to be."""
+    fixed, worth = 192, 600  # MlagenDevicePlan's
+    batch = 8 * sms // 11
+    work = work_of([1] * batch, [(4096 if in_rounds else 1000) + added] * batch, 16, False, sms)
+    turns, rounds = deal_in_turns(work), deal_in_rounds(work, fixed=fixed)
+    assert turns != rounds
+    dealt = deal_for_one_layer(work, fixed=fixed, worth=worth)
+    assert dealt == (rounds if in_rounds else turns)
+    assert len(work.pieces) == 2 * batch > work.clusters
+
+    def beyond(dealt: list[list[Piece]]) -> float:
+        found = [sum(fixed + tokens_of(piece) for piece in pieces) for pieces in dealt]
+        return max(found) - sum(found) / work.clusters
+
+    assert beyond(dealt) <= worth
+    assert (beyond(turns) > worth) == in_rounds
+    assert (beyond(deal(work, work.pieces)) > worth) == in_rounds
