@@ -82,12 +82,23 @@ def request(graph: Graph, seq_lens: Any, seq_lens_cpu: Any) -> Any:
 
 
 def eager_request(
-    wrapper: Any, seq_lens: Any, seq_lens_cpu: Any, dcp_size: int = 1
+    wrapper: Any,
+    seq_lens: Any,
+    seq_lens_cpu: Any,
+    step: Any = STEP,
+    dcp_size: int = 1,
 ) -> Any:
     """The host's side of one eager pass."""
     return hooks.mlagen_request_draft_eager(
-        wrapper, seq_lens, seq_lens_cpu, STEP, dcp_size=dcp_size
+        wrapper, seq_lens, seq_lens_cpu, step, dcp_size=dcp_size
     )
+
+
+# What leaves an eager pass to SGLang and FlashInfer.
+EAGER_REFUSED = [
+    pytest.param({"step": None}, id="outside-of-the-draft-chain"),
+    pytest.param({"dcp_size": 2}, id="context-parallel"),
+]
 
 
 def plan(graph: Graph, seq_lens: list[int], batch: Batch) -> None:
@@ -411,11 +422,62 @@ def test_an_eager_pass_without_host_lengths() -> None:
         assert same_bits(attention.out, expected)
 
 
-def test_eager_passes_that_stay_flashinfers() -> None:
+@pytest.mark.parametrize("given", EAGER_REFUSED)
+def test_eager_passes_that_stay_flashinfers(given: dict[str, Any]) -> None:
+    """SGLang plans them as before, between others that are planned here."""
     wrapper = eager_wrapper(BACKENDS[0])
+    passes = eager_passes(wrapper, 16, BACKENDS[0])
+    for number, (attention, batch, seq_lens, host, expected) in enumerate(passes):
+        attention.out.fill_(float("nan"))
+        if number % 2:
+            assert eager_request(wrapper, seq_lens, host, **given) is None
+            attention.plan_stock(wrapper, batch)
+        else:
+            attention.plan(eager_request(wrapper, seq_lens, host), batch)
+        attention.run(wrapper, attention.out)
+        assert same_bits(attention.out, expected), number
+
+
+def test_an_eager_pass_without_requests_stays_flashinfers() -> None:
+    wrapper = eager_wrapper(BACKENDS[0])
+    none = torch.ones(0, dtype=torch.int64, device="cuda")
+    assert eager_request(wrapper, none, on_host([])) is None
+
+
+def test_an_eager_pass_of_too_many_items_is_planned_by_flashinfer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The plan before it tells how many fit: here, one."""
+    wrapper = eager_wrapper(BACKENDS[0])
+    passes = eager_passes(wrapper, 16, BACKENDS[0])
+    forget_notes()
+    for number, (attention, batch, seq_lens, host, expected) in enumerate(passes[:4]):
+        attention.out.fill_(float("nan"))
+        if number:
+            info = [int(entry) for entry in planned(wrapper)._plan_info]
+            planned(wrapper)._plan_info = [*info[:3], info[2] + 4, *info[4:]]
+        attention.plan(eager_request(wrapper, seq_lens, host), batch)
+        attention.run(wrapper, attention.out)
+        assert same_bits(attention.out, expected), number
+    assert caplog.text.count("work items") == 1
+
+
+def test_an_eager_pass_without_a_planner_is_planned_by_flashinfer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapper = without_planner()
+    asked: list[dict[str, Any]] = []
+    wrapper.plan = lambda **given: asked.append(given)
+    forget_notes()
+    setup = Setup(8, TOKENS, 16, False, BACKENDS[0])
+    attention = Attention(setup, wrapper)
+    wrapper.mlagen_shape = attention.shape  # it has had its first plan
+    batch = Batch.of([TOKENS] * 8, kv_len([1] * 8))
     ones = torch.ones(8, dtype=torch.int64, device="cuda")
-    assert eager_request(wrapper, ones, on_host([1] * 8), dcp_size=2) is None
-    assert eager_request(wrapper, ones[:0], on_host([])) is None
+    for _ in range(2):
+        attention.plan(eager_request(wrapper, ones, on_host([1] * 8)), batch)
+    assert [given["kv_indices"] is batch.kv_indices for given in asked] == [True, True]
+    assert caplog.text.count("cutlass") == 1
 
 
 def test_a_negative_length_in_an_eager_pass_is_a_named_error() -> None:

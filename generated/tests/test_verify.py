@@ -47,6 +47,20 @@ from support import (
 DRAFT_TOKEN_NUM = 3
 TOKENS = DRAFT_TOKEN_NUM
 SPEC_INFO = SimpleNamespace(draft_token_num=DRAFT_TOKEN_NUM)
+# Verify inputs that are none of this variant's, and what the log says of them.
+FOREIGN = {
+    "lengths-that-hold-the-window": (
+        SimpleNamespace(
+            draft_token_num=3, spec_input_type=SimpleNamespace(name="DFLASH_VERIFY")
+        ),
+        "DFLASH_VERIFY",
+    ),
+    "ragged-layout": (
+        SimpleNamespace(draft_token_num=3, ragged_verify_layout=object()),
+        "ragged",
+    ),
+    "foreign-input": (SimpleNamespace(), "no draft_token_num"),
+}
 SETUPS = setups(TOKENS, causal=True, batches=[(1, 16), (8, 128), (64, 16)])
 
 
@@ -81,12 +95,26 @@ def request(graph: Graph, seq_lens: Any, seq_lens_cpu: Any) -> Any:
 
 
 def eager_request(
-    wrapper: Any, seq_lens: Any, seq_lens_cpu: Any, dcp_size: int = 1
+    wrapper: Any,
+    seq_lens: Any,
+    seq_lens_cpu: Any,
+    spec_info: Any = SPEC_INFO,
+    dcp_size: int = 1,
 ) -> Any:
     """The host's side of one eager pass."""
     return hooks.mlagen_request_verify_eager(
-        wrapper, seq_lens, seq_lens_cpu, SPEC_INFO, dcp_size=dcp_size
+        wrapper, seq_lens, seq_lens_cpu, spec_info, dcp_size=dcp_size
     )
+
+
+# What leaves an eager pass to SGLang and FlashInfer.
+EAGER_REFUSED = [
+    *(
+        pytest.param({"spec_info": given}, id=name)
+        for name, (given, _) in FOREIGN.items()
+    ),
+    pytest.param({"dcp_size": 2}, id="context-parallel"),
+]
 
 
 def plan(graph: Graph, seq_lens: list[int], batch: Batch) -> None:
@@ -275,22 +303,9 @@ def test_a_plan_refuses_inside_a_capture() -> None:
 
 # What a capture refuses: verify inputs; heads, requests, ranks; and the log's reason.
 REFUSED = [
-    pytest.param(
-        SimpleNamespace(
-            draft_token_num=3, spec_input_type=SimpleNamespace(name="DFLASH_VERIFY")
-        ),
-        (16, 8, 1),
-        "DFLASH_VERIFY",
-        id="lengths-that-hold-the-window",
-    ),
-    pytest.param(
-        SimpleNamespace(draft_token_num=3, ragged_verify_layout=object()),
-        (16, 8, 1),
-        "ragged",
-        id="ragged-layout",
-    ),
-    pytest.param(
-        SimpleNamespace(), (16, 8, 1), "no draft_token_num", id="foreign-input"
+    *(
+        pytest.param(given, (16, 8, 1), why, id=name)
+        for name, (given, why) in FOREIGN.items()
     ),
     pytest.param(SPEC_INFO, (48, 8, 1), "do not divide", id="heads-that-lose-keys"),
     pytest.param(SPEC_INFO, (16, 20_000, 1), "work items", id="too-many-items"),
@@ -450,11 +465,83 @@ def test_an_eager_pass_without_host_lengths() -> None:
         assert same_bits(attention.out, expected)
 
 
-def test_eager_passes_that_stay_flashinfers() -> None:
+@pytest.mark.parametrize("given", EAGER_REFUSED)
+def test_eager_passes_that_stay_flashinfers(given: dict[str, Any]) -> None:
+    """SGLang plans them as before, between others that are planned here."""
     wrapper = eager_wrapper(BACKENDS[0])
+    passes = eager_passes(wrapper, 16, BACKENDS[0])
+    for number, (attention, batch, seq_lens, host, expected) in enumerate(passes):
+        attention.out.fill_(float("nan"))
+        if number % 2:
+            assert eager_request(wrapper, seq_lens, host, **given) is None
+            attention.plan_stock(wrapper, batch)
+        else:
+            attention.plan(eager_request(wrapper, seq_lens, host), batch)
+        attention.run(wrapper, attention.out)
+        assert same_bits(attention.out, expected), number
+
+
+def test_an_eager_pass_without_requests_stays_flashinfers() -> None:
+    wrapper = eager_wrapper(BACKENDS[0])
+    none = torch.ones(0, dtype=torch.int64, device="cuda")
+    assert eager_request(wrapper, none, on_host([])) is None
+
+
+def test_an_eager_pass_of_too_many_items_is_planned_by_flashinfer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The plan before it tells how many fit: here, one."""
+    wrapper = eager_wrapper(BACKENDS[0])
+    passes = eager_passes(wrapper, 16, BACKENDS[0])
+    forget_notes()
+    for number, (attention, batch, seq_lens, host, expected) in enumerate(passes[:4]):
+        attention.out.fill_(float("nan"))
+        if number:
+            info = [int(entry) for entry in planned(wrapper)._plan_info]
+            planned(wrapper)._plan_info = [*info[:3], info[2] + 4, *info[4:]]
+        attention.plan(eager_request(wrapper, seq_lens, host), batch)
+        attention.run(wrapper, attention.out)
+        assert same_bits(attention.out, expected), number
+    assert caplog.text.count("work items") == 1
+
+
+def test_an_eager_pass_without_a_planner_is_planned_by_flashinfer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapper = without_planner()
+    asked: list[dict[str, Any]] = []
+    wrapper.plan = lambda **given: asked.append(given)
+    forget_notes()
+    setup = Setup(8, TOKENS, 16, True, BACKENDS[0])
+    attention = Attention(setup, wrapper)
+    wrapper.mlagen_shape = attention.shape  # it has had its first plan
+    batch = Batch.of([TOKENS] * 8, kv_len([1] * 8))
     ones = torch.ones(8, dtype=torch.int64, device="cuda")
-    assert eager_request(wrapper, ones, on_host([1] * 8), dcp_size=2) is None
-    assert eager_request(wrapper, ones[:0], on_host([])) is None
+    for _ in range(2):
+        attention.plan(eager_request(wrapper, ones, on_host([1] * 8)), batch)
+    assert [given["kv_indices"] is batch.kv_indices for given in asked] == [True, True]
+    assert caplog.text.count("cutlass") == 1
+
+
+def test_an_eager_pass_of_heads_that_lose_keys_is_planned_by_flashinfer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapper = eager_wrapper(BACKENDS[0])
+    attention = Attention(Setup(8, TOKENS, 48, True, BACKENDS[0]), wrapper)
+    forget_notes()
+    for number in range(3):  # the first is FlashInfer's in any case
+        seq_lens = draw_lengths(8)
+        batch = Batch.of([TOKENS] * 8, kv_len(seq_lens))
+        try:
+            expected = attention.stock_output(batch)
+        except ValueError:
+            pytest.skip("this FlashInfer refuses such heads in its own plan")
+        attention.out.fill_(float("nan"))
+        on_device = torch.tensor(seq_lens, device="cuda")
+        attention.plan(eager_request(wrapper, on_device, on_host(seq_lens)), batch)
+        attention.run(wrapper, attention.out)
+        assert same_bits(attention.out, expected), number
+    assert caplog.text.count("do not divide") == 1
 
 
 def test_a_negative_length_in_an_eager_pass_is_a_named_error() -> None:
