@@ -141,11 +141,14 @@ def test_lengths_as_a_tensor() -> None:
         assert same_bits(attention.out, expected)
 
 
-def test_passes_that_stay_flashinfers() -> None:
+def test_passes_that_stay_flashinfers(caplog: pytest.LogCaptureFixture) -> None:
     wrapper = eager_wrapper(BACKENDS[0])
     ones = torch.ones(8, dtype=torch.int64, device="cuda")
     assert extend_request(wrapper, ones, on_host([1] * 8), None) is None
-    assert extend_request(wrapper, ones, on_host([1] * 8), [1] * 7) is None  # padded
+    forget_notes()
+    for _ in range(2):
+        assert extend_request(wrapper, ones, on_host([1] * 8), [1] * 7) is None
+    assert caplog.text.count("padding") == 1
     assert extend_request(wrapper, ones[:0], on_host([]), []) is None
 
 
@@ -161,12 +164,12 @@ def test_heads_that_lose_keys_are_planned_by_flashinfer(
         pytest.skip("this FlashInfer refuses such heads in its own plan")
     forget_notes()
     on_device = torch.tensor(seq_lens, device="cuda")
-    for _ in range(2):
+    for _ in range(3):  # the first is FlashInfer's in any case
         made = extend_request(wrapper, on_device, on_host(seq_lens), [4] * 8)
         attention.plan(made, batch)
         attention.run(wrapper, attention.out)
         assert same_bits(attention.out, expected)
-    assert "do not divide" in caplog.text
+    assert caplog.text.count("do not divide") == 1
 
 
 def test_a_broken_invariant_is_a_named_error() -> None:
