@@ -161,4 +161,7 @@ def test_a_run_whose_reader_has_gone_ends(tmp_path: Path, jobs: int) -> None:
     command = [sys.executable, program, tmp_path, str(jobs)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "ZeroDivisionError" in done.stderr
-    assert "key 0" in Memory(tmp_path / "memory")
+    memory = Memory(tmp_path / "memory")
+    # The first line breaks it off. In processes any of those under way may be done first.
+    begun = 1 if jobs == 1 else 2 * jobs
+    assert [n for n in range(ALL) if f"key {n}" in memory] in [[n] for n in range(begun)]
