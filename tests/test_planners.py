@@ -14,6 +14,7 @@ from mlagen.codegen.sglang.find import FoundTarget
 from mlagen.codegen.spec import Spec
 from mlagen.codegen.spec_model import Guard
 from tests.releases import SGLANG_FILE, plan_api, sglang_file, shipped
+from tests.specs import on_device, spec_of
 
 DEVICE = Path(__file__).parents[1] / "templates" / "plan" / "device.py.jinja"
 
@@ -21,15 +22,6 @@ DEVICE = Path(__file__).parents[1] / "templates" / "plan" / "device.py.jinja"
 def facts_of(spec: Spec, release: str = "0.5.17") -> list[tuple[str, str]]:
     found = FoundTarget(sglang_file(release), SGLANG_FILE, None)
     return planner_facts(spec, prepare(found, spec, plan_api("0.6.17")).target)
-
-
-def on_device(*names: str) -> Spec:
-    spec = shipped()
-    variants = tuple(
-        variant.model_copy(update={"planner": "device"}) if variant.name in names else variant
-        for variant in spec.variants
-    )
-    return spec.model_copy(update={"variants": variants})
 
 
 def test_every_guard_has_its_words() -> None:
@@ -72,7 +64,7 @@ def test_each_variant_is_told_its_own_guards() -> None:
 
 @pytest.mark.parametrize("names", [(), ("verify",), ("decode", "verify")])
 def test_the_kernels_refusals_are_those_of_graphs_on_the_device(names: tuple[str, ...]) -> None:
-    rows = [text for name, text in facts_of(on_device(*names)) if name == "the host plans"]
+    rows = [text for name, text in facts_of(spec_of(on_device(*names))) if name == "the host plans"]
     assert len(rows) == bool(names)
     assert all(row.startswith(f"graphs of {', '.join(names)} with Triton") for row in rows)
 

@@ -18,9 +18,12 @@ by a token, stay together; pieces that compare equal keep the order of the reque
 
 from __future__ import annotations
 
-from tests.schedule.reference import ROWS_A_BLOCK, Piece, Work, ceil_div
+from tests.schedule.reference import Piece, Work, ceil_div, loads
 
 STEP = 64  # KV tokens: a tile of the kernels
+#: What a piece costs beside its KV, by blocks a cluster: MlagenDevicePlan.FIXED.
+FIXED = {1: 192, 2: 256}
+WORTH = 600  # likewise: KV tokens beyond its share that make rounds worth it
 
 
 def longest_first(work: Work, *, step: int = STEP) -> list[Piece]:
@@ -54,10 +57,8 @@ def deal_in_rounds(work: Work, *, step: int = STEP, fixed: int | None = None) ->
     Args:
         fixed: what a piece costs beside its KV, to deal by another cost than FlashInfer's.
     """
-    if fixed is None:
-        fixed = 2 * ROWS_A_BLOCK * work.blocks
     order = longest_first(work, step=step)
-    costs = [fixed + piece.kv_end - piece.kv_start for piece in order]
+    costs = [work.cost(piece, fixed) for piece in order]
     load = [0] * work.clusters
     dealt: list[list[Piece]] = [[] for _ in load]
     given = 0
@@ -83,16 +84,15 @@ def deal_in_turns(work: Work, step: int = STEP) -> list[list[Piece]]:
     return full_last(work, dealt)
 
 
-def deal_for_one_layer(work: Work, *, fixed: int, worth: int) -> list[list[Piece]]:
-    """In turns, but in rounds where that leaves one cluster with more than `worth` KV tokens beyond
-    its share: how uneven lengths have to be for rounds to be worth their own time."""
+def deal_for_one_layer(work: Work) -> list[list[Piece]]:
+    """In turns, but in rounds where that leaves one cluster with more than WORTH beyond its share:
+    how uneven lengths have to be for rounds to be worth their own time."""
     dealt = deal_in_turns(work)
-    busiest = max(
-        sum(fixed + piece.kv_end - piece.kv_start for piece in pieces) for pieces in dealt
-    )
-    kv_tokens = sum(piece.kv_end - piece.kv_start for piece in work.pieces)
+    fixed = FIXED[work.blocks]
+    kv_tokens = sum(work.cost(piece, 0) for piece in work.pieces)
     even = kv_tokens // work.clusters + len(work.pieces) * fixed // work.clusters
-    return deal_in_rounds(work, fixed=fixed) if busiest > even + worth else dealt
+    worth_it = max(loads(work, dealt, fixed)) > even + WORTH
+    return deal_in_rounds(work, fixed=fixed) if worth_it else dealt
 
 
 def rounds_of(work: Work) -> int:

@@ -65,9 +65,12 @@ class Work:
     merges: tuple[Merge, ...]
     partial_rows: int
 
-    def cost(self, piece: Piece) -> int:
-        """FlashInfer's cost of a piece, in KV tokens: reading queries counts twice."""
-        return 2 * ROWS_A_BLOCK * self.blocks + piece.kv_end - piece.kv_start
+    def cost(self, piece: Piece, fixed: int | None = None) -> int:
+        """FlashInfer's cost of a piece, in KV tokens: reading queries counts twice. `fixed`: what
+        it costs beside its KV by another measure."""
+        if fixed is None:
+            fixed = 2 * ROWS_A_BLOCK * self.blocks
+        return fixed + piece.kv_end - piece.kv_start
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -212,6 +215,6 @@ def _take(heap: list[tuple[int, int]]) -> tuple[int, int]:
     return top
 
 
-def loads(work: Work, dealt: Sequence[Sequence[Piece]]) -> list[int]:
-    """What each cluster has to do, in KV tokens."""
-    return [sum(map(work.cost, pieces)) for pieces in dealt]
+def loads(work: Work, dealt: Sequence[Sequence[Piece]], fixed: int | None = None) -> list[int]:
+    """What each cluster has to do, in KV tokens; `fixed` as for Work.cost."""
+    return [sum(work.cost(piece, fixed) for piece in pieces) for pieces in dealt]

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.schedule.dealing import (
+    FIXED,
     STEP,
+    WORTH,
     deal_for_one_layer,
     deal_in_rounds,
     deal_in_turns,
@@ -25,7 +27,7 @@ from tests.schedule.test_reference import fields, works
 
 SMS = 132
 STEPS = st.sampled_from([1, 16, STEP, 1000, 10**9])
-FIXED = st.none() | st.integers(0, 2000)
+FIXED_COSTS = st.none() | st.integers(0, 2000)
 
 
 def uniform(length: int) -> int:
@@ -59,7 +61,7 @@ def assert_all_dealt(work: Work, dealt: list[list[Piece]]) -> None:
 
 
 @settings(deadline=None)
-@given(works(), STEPS, FIXED)
+@given(works(), STEPS, FIXED_COSTS)
 def test_every_piece_is_dealt_once(
     made: tuple[Work, list[int], list[int], int, bool], step: int, fixed: int | None
 ) -> None:
@@ -221,19 +223,18 @@ def test_turns_are_behind_rounds_where_some_are_much_longer(
 def test_one_layer_as_the_generated_tests_have_it(sms: int, in_rounds: bool, added: int) -> None:
     """Of templates/tests/device_graph.jinja: lengths that are dealt each way, whatever the GPU;
     and in rounds the busiest cluster is as near to its share as turns would have to be."""
-    fixed, worth = 192, 600  # MlagenDevicePlan's
     batch = 8 * sms // 11
     work = work_of([1] * batch, [(4096 if in_rounds else 1000) + added] * batch, 16, False, sms)
-    turns, rounds = deal_in_turns(work), deal_in_rounds(work, fixed=fixed)
+    turns, rounds = deal_in_turns(work), deal_in_rounds(work, fixed=FIXED[1])
     assert turns != rounds
-    dealt = deal_for_one_layer(work, fixed=fixed, worth=worth)
+    dealt = deal_for_one_layer(work)
     assert dealt == (rounds if in_rounds else turns)
     assert len(work.pieces) == 2 * batch > work.clusters
 
     def beyond(dealt: list[list[Piece]]) -> float:
-        found = [sum(fixed + tokens_of(piece) for piece in pieces) for pieces in dealt]
+        found = loads(work, dealt, FIXED[1])
         return max(found) - sum(found) / work.clusters
 
-    assert beyond(dealt) <= worth
-    assert (beyond(turns) > worth) == in_rounds
-    assert (beyond(deal(work, work.pieces)) > worth) == in_rounds
+    assert beyond(dealt) <= WORTH
+    assert (beyond(turns) > WORTH) == in_rounds
+    assert (beyond(deal(work, work.pieces)) > WORTH) == in_rounds

@@ -26,7 +26,13 @@ from hypothesis import strategies as st
 
 from mlagen.codegen.render import render, render_module
 from tests.judge.miniature import COPIES, STAGES
-from tests.schedule.dealing import deal_for_one_layer, deal_in_rounds, deal_in_turns
+from tests.schedule.dealing import (
+    FIXED,
+    WORTH,
+    deal_for_one_layer,
+    deal_in_rounds,
+    deal_in_turns,
+)
 from tests.schedule.reference import Merge, Piece, Work, deal, tiles_of, work_of
 from tests.specs import device_spec
 
@@ -36,9 +42,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROGRAM = Path(__file__).with_name("kernel_program.py")
-#: What a piece costs beside its KV, by blocks a cluster: MlagenDevicePlan.FIXED.
-FIXED = {1: 192, 2: 256}
-WORTH = 600  # likewise: KV tokens beyond its share that make rounds worth it
 MOST_TILES = 1024
 ITEMS = ("q_indptr", "kv_indptr", "partial", "q_len", "kv_len", "q_start", "kv_start", "kv_end")
 MERGES = ("start", "end", "partial_start", "partial_end", "stride")
@@ -159,13 +162,12 @@ def check(kernel: Kernel, case: Case, *, void: bool = False) -> None:
     merges = list(zip(*(wrote[f"merge_{name}"] for name in MERGES), strict=True))
     unused = work.blocks * work.clusters - len(work.merges)
     assert merges == [*map(numbers, work.merges), *[(0,) * 5] * unused]
-    fixed = FIXED[work.blocks]
     if len(work.pieces) <= work.clusters:
         dealt = deal(work, work.pieces)  # FlashInfer's own, to the byte
     elif case.thorough:
-        dealt = deal_in_rounds(work, fixed=fixed)
+        dealt = deal_in_rounds(work, fixed=FIXED[work.blocks])
     else:
-        dealt = deal_for_one_layer(work, fixed=fixed, worth=WORTH)
+        dealt = deal_for_one_layer(work)
     spans = itertools.pairwise(wrote["begins"])
     assert [pieces[begin:end] for begin, end in spans] == [list(map(numbers, p)) for p in dealt]
     batch = len(case.seq_lens)
@@ -237,7 +239,7 @@ def test_one_layer_is_dealt_in_rounds_where_that_is_worth_it(kernel: Kernel, une
     1400 in the mean: as much beyond its share as does not pay, and one more."""
     case = replace(DECODE, seq_lens=(1400 + uneven, *[600] * 7), heads=64, sms=4, thorough=False)
     work = case.work()
-    dealt = deal_for_one_layer(work, fixed=FIXED[1], worth=WORTH)
+    dealt = deal_for_one_layer(work)
     in_turns, in_rounds = deal_in_turns(work), deal_in_rounds(work, fixed=FIXED[1])
     assert in_turns != in_rounds
     assert dealt == (in_rounds if uneven else in_turns)
