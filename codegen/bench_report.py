@@ -202,16 +202,29 @@ def _bytes(moved: Moved | None) -> str:
     return f"{moved.to_gpu / 1024:.1f} / {moved.to_host / 1024:.1f}"
 
 
+#: Ratios of the loop's rates, by what they are called.
+_COMPARED = {
+    "SGLang's / stock": (UPSTREAM, STOCK),
+    "mlagen's / stock": (OURS, STOCK),
+    "mlagen's / SGLang's": (OURS, UPSTREAM),
+    "mlagen's / no plans": (OURS, LIMIT),
+    "in the graph / mlagen's": (DEVICE, OURS),
+}
+
+
 def _loop_summary(results: Sequence[Result]) -> list[str]:
-    rows = [
-        [result.flashinfer, *_loop_row(setting)]
+    even = [
+        (result.flashinfer, setting)
         for result in results
         if result.loop is not None
         for setting in result.loop.settings
         if not setting.uneven
     ]
-    if not rows:
+    if not even:
         return []
+    measured = _measured(setting for _, setting in even)
+    compared = {name: pair for name, pair in _COMPARED.items() if measured.issuperset(pair)}
+    rows = [[version, *_loop_row(setting, compared.values())] for version, setting in even]
     head = [
         "FlashInfer",
         "batch",
@@ -219,13 +232,8 @@ def _loop_summary(results: Sequence[Result]) -> list[str]:
         "host",
         "attention's share",
         "stock, steps/s",
-        "SGLang's / stock",
-        "mlagen's / stock",
-        "mlagen's / SGLang's",
-        "mlagen's / no plans",
-        *(["in the graph / mlagen's"] if any(row[-1] for row in rows) else []),
+        *compared,
     ]
-    rows = [row[: len(head)] for row in rows]
     title = "The speculative-decoding loop, ratios of steps per second, median (p10-p90):"
     return [title, table(head, rows)]
 
@@ -264,9 +272,13 @@ def _uneven_summary(results: Sequence[Result]) -> list[str]:
     return [title, table(head, rows)]
 
 
-def _loop_row(setting: Setting) -> list[str]:
+def _measured(settings: Iterable[Setting]) -> set[str]:
+    """The contenders of the loop; older results have fewer."""
+    return {name for setting in settings for name in setting.rates}
+
+
+def _loop_row(setting: Setting, pairs: Iterable[tuple[str, str]]) -> list[str]:
     rates = setting.rates
-    pairs = ((UPSTREAM, STOCK), (OURS, STOCK), (OURS, UPSTREAM), (OURS, LIMIT), (DEVICE, OURS))
     wrong = sum(setting.wrong.values())
     compared = [spread(ratios(rates[a], rates[b])).text(3) if a in rates else "" for a, b in pairs]
     if wrong:
@@ -404,8 +416,8 @@ def _waits_and_bytes(plan: Plans) -> list[str]:
 def _rates(settings: Sequence[Setting]) -> list[str]:
     if not settings:
         return []
-    known = {name for setting in settings for name in setting.rates}
-    names = [name for name in (*CONTENDERS, LIMIT) if name in known]
+    measured = _measured(settings)
+    names = [name for name in (*CONTENDERS, LIMIT) if name in measured]
     rows = [
         [
             str(setting.batch),
@@ -495,11 +507,10 @@ kernels are graphs that all contenders share here, and every plan of verify copi
 
 Settings with *uneven lengths* (16k, uniform from half the mean to three halves of it, where all
 others are within a quarter) compare SGLang's and mlagen's plans on the host with graphs that plan
-themselves. A plan dealt by
-length makes the attention itself faster: r is verify's attention over 61 layers in a graph that
-plans itself, to the same attention by FlashInfer's schedule, at the same lengths in the same run.
-With s the share of attention in a step, 1 / (1 - s (1 - r)) is what that is worth, and {PART:.2f}
-of it is asked for, above the faster of the host's plans.
+themselves. A plan dealt by length makes the attention itself faster: r is verify's attention over
+61 layers in a graph that plans itself, to the same attention by FlashInfer's schedule, at the same
+lengths in the same run. With s the share of attention in a step, 1 / (1 - s (1 - r)) is what that
+is worth, and {PART:.2f} of it is asked for, above the faster of the host's plans.
 
 **Attention**, by its own part of the run: one forward's attention, 61 layers, with the kernel that
 plans it in the graph, to the same by FlashInfer's schedule, planned before anything is timed. All
