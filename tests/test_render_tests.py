@@ -133,7 +133,7 @@ SMALLER = {
     "PAGES = 1 << 17": "PAGES = 1 << 12",
     "MOST_INDICES = 1 << 20": "MOST_INDICES = 1 << 16",
     "CKV, KPE = 512, 64": "CKV, KPE = 32, 16",
-    "most: int = 4096": "most: int = 200",
+    "LONG = 4096": "LONG = 200",
     "16_384": "700",
     "128 << 20": "128",
     "(8, 128)": "(8, 4)",

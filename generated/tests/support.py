@@ -54,6 +54,7 @@ FP8_KV = (
     and "fa3" in BACKENDS
     and "ckv_scale" in inspect.signature(BatchMLAPagedAttentionWrapper.run).parameters
 )
+LONG = 4096  # of lengths that are drawn; few are four times as long
 # Lengths at which something changes: one token, a KV tile (64), a chunk (128, 256).
 EDGES = (1, 2, 63, 64, 65, 127, 128, 129, 255, 256, 257)
 
@@ -115,7 +116,7 @@ def setups(tokens: int, causal: bool, batches: Sequence[tuple[int, int]]) -> lis
     return [pytest.param(setup, id=str(setup)) for setup in made]
 
 
-def draw_lengths(batch: int, padded: bool = True, most: int = 4096) -> list[int]:
+def draw_lengths(batch: int, padded: bool = True, most: int = LONG) -> list[int]:
     """Sequence lengths of a replay. Some of the rows may be padding, as SGLang pads:
     with ones, or with zeros up to its 0.4.7."""
 
@@ -130,10 +131,7 @@ def draw_lengths(batch: int, padded: bool = True, most: int = 4096) -> list[int]
 
 
 def replayed_lengths(
-    batch: int,
-    count: int,
-    kv_len: Callable[[list[int]], list[int]],
-    most: int = 4096,
+    batch: int, count: int, kv_len: Callable[[list[int]], list[int]]
 ) -> Iterator[list[int]]:
     """Sequence lengths of `count` replays. Draws come last: of a small batch hardly any
     is long, or has just as many KV tokens (`kv_len`) as a tile or a chunk holds."""
@@ -144,12 +142,12 @@ def replayed_lengths(
         at = [n for n in range(1, 4 * edge) if kv_len([n])[0] in near]
         for turn in range(len(at)):
             chosen.append([at[(row + turn) % len(at)] for row in range(batch)])
-    chosen.append([1] * (batch - 1) + [4 * most])
+    chosen.append([1] * (batch - 1) + [4 * LONG])
     if batch > 1:  # all but one row are padding, of either kind
-        chosen += [[most] + [padding] * (batch - 1) for padding in (0, 1)]
+        chosen += [[LONG] + [padding] * (batch - 1) for padding in (0, 1)]
     yield from chosen
     for _ in range(count - len(chosen)):
-        yield draw_lengths(batch, most=most)
+        yield draw_lengths(batch)
 
 
 def on_host(lengths: Sequence[int]) -> Any:
