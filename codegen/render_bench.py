@@ -33,8 +33,8 @@ MODULES = (
 #: The functions whose captured graphs the GPU plans. A package of its own: what it installs on a
 #: wrapper is the other planner's, under the same names.
 DEVICE_PACKAGE = "mlagen_device"
-#: The first FlashInfer that an SGLang pins whose plans copy page numbers (0.5.20).
-FIRST_COPIED = Version("0.6.18")
+#: The first FlashInfer that an SGLang pins whose plans copy page numbers (0.5.22).
+FIRST_COPIED = Version("0.7")
 
 
 def bench_files(rendered: Rendered) -> dict[str, bytes]:
@@ -53,9 +53,8 @@ def bench_files(rendered: Rendered) -> dict[str, bytes]:
 
 def host_in_place(api: PlanApi) -> bool:
     """Whether plans on the host are measured as in a file whose index kernel fills the captured
-    buffer of a verify, as up to SGLang 0.5.19; later ones leave a copy to the plan. With 0.6.18,
-    which 0.5.19 to 0.5.21 pin, the copy is measured, as it costs more; and with sources that do not
-    tell their version."""
+    buffer of a verify, as up to SGLang 0.5.21; later ones leave a copy to the plan. That, as it
+    costs more, is also measured with sources that do not tell their version."""
     try:
         return Version(api.version or "") < FIRST_COPIED
     except InvalidVersion:

@@ -206,8 +206,8 @@ def test_in_releases(version: str) -> None:
         assert asked == (name == "decode" and bool(compared))
     host = edits_of(located(data, spec()))
     assert "draft-sum" not in host
-    launched = b"create_flashinfer_kv_indices_triton[(bs,)](" in data
-    assert ("verify-indices" in host) == (drafts and launched)
+    by_method = b"kv_index_translator.pack_read_stream(" in data  # 0.5.22 on
+    assert ("verify-indices" in host) == (drafts and not by_method)
     assert not any("seq_lens_sum" in line for line in host["replay-decode"].lines)
 
 
@@ -291,7 +291,7 @@ def test_a_planner_on_the_host_has_the_indices_alone(shape: str) -> None:
     verify = shape != "no-verify"
     assert ("verify-indices" in places) == verify
     # A method that fills may use fewer blocks here than for verify: the plan copies.
-    in_place = verify and not shape.startswith("upstream")
+    in_place = verify and shape != "upstream-keyword-only"
     assert ("verify-indices" in sites_of(target)) == in_place
     assert ("mlagen_bound_arrays" in target.calls) == in_place
     if in_place:
@@ -550,6 +550,33 @@ def test_refused(name: str) -> None:
     target = located(data, spec())
     assert not target.refusals
     assert ("verify-indices" in sites_of(target)) == ("verify-indices" not in refusal.sites)
+
+
+#: The call of verify's input in the shape "upstream", whose method fills by the table it is given.
+INPUT = """spec_info.generate_attn_arg_prefill(
+                req_pool_indices, self.req_to_token
+            )"""
+
+
+@pytest.mark.parametrize(
+    ("call", "alike"),
+    [
+        (INPUT, True),
+        (INPUT.replace("self.req_to_token", "table=runner.req_to_token"), True),
+        (INPUT.replace("self.req_to_token", "translator=self.translator"), False),
+        (INPUT.replace(", self.req_to_token", ""), False),
+        (f"{INPUT} if bs else {INPUT.replace('self.req_to_token', 'self.translator')}", False),
+        ("self.arrays(spec_info, self.req_to_token)", False),
+    ],
+    ids=["table", "by name", "translator", "nothing", "either", "another call"],
+)
+def test_a_host_plan_fills_by_a_method_where_verify_has_one_block_too(
+    call: str, alike: bool
+) -> None:
+    data = fork("upstream", (INPUT, call))
+    ast.parse(data)
+    assert ("verify-indices" in sites_of(located(data, spec()))) == alike
+    assert "verify-indices" in sites_of(located(data))  # where the GPU plans, in any case
 
 
 # -- the whole patch -----------------------------------------------------------------------------

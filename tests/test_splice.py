@@ -51,14 +51,14 @@ FULL = {
     "mlagen_request_verify": 1,
     "mlagen_request_verify_eager": 1,
 }
-#: From 0.5.14 on the draft-extend of the first EAGLE worker is gone; later a method fills verify's
-#: indices, and the plan copies them.
+#: From 0.5.14 on the draft-extend of the first EAGLE worker is gone.
 ONE_EXTEND = {**FULL, "mlagen_request_extend": 1}
-del ONE_EXTEND["mlagen_bound_arrays"]
+#: From 0.5.22 on a method fills verify's indices, and the plan copies them.
+COPIED = {name: count for name, count in ONE_EXTEND.items() if name != "mlagen_bound_arrays"}
 WIRING = {
     "no-verify": {"mlagen_capture_decode": 1, "mlagen_request_decode": 1},
     "upstream": ONE_EXTEND,
-    "upstream-keyword-only": ONE_EXTEND,
+    "upstream-keyword-only": COPIED,
 }
 
 
@@ -1294,4 +1294,5 @@ def test_a_line_that_is_gone_is_refused_or_harmless(data: st.DataObject) -> None
     except DriftError:
         return
     assert remove_regions(patched) == damaged
-    assert set(wiring(patched)) == set(ONE_EXTEND)
+    # Without the place for the indices the plan copies them.
+    assert set(COPIED) <= set(wiring(patched)) <= set(ONE_EXTEND)

@@ -44,6 +44,7 @@ TIMEOUT = 540  # seconds a release
 FITS = {
     "0.5.10": SpecifierSet(">=0.5,<0.7", prereleases=True),
     "0.5.17": SpecifierSet(">=0.5,<0.7", prereleases=True),
+    "0.5.21": SpecifierSet(">=0.6.18,<0.7", prereleases=True),
     "0.5.23": SpecifierSet(">=0.7", prereleases=True),
 }
 

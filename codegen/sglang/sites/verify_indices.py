@@ -6,10 +6,10 @@ copy. The statement that fills them is the file's own, of the branch without spe
 one that verify's input runs as well, in every release, on more lengths.
 
 A graph that the GPU plans has to have it. Where the host plans, a file that has no place for it
-keeps its own way, and the plan copies. So does one that fills by a method instead of launching the
-kernel itself (0.5.20 on): in 0.5.23 verify's input has that method use more blocks a request than
-the branch without speculation does, and long contexts would be filled more slowly than they are.
-What the method knows stands in another file.
+keeps its own way, and the plan copies. So does one whose verify input fills by a method that it is
+given (0.5.22 on), and not by a launch of the kernel: in 0.5.23 it has that method use more blocks a
+request than the branch without speculation does, and long contexts would be filled more slowly than
+they are. What the method knows stands in another file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from . import Context
 _WRAPPER = "wrapper_paged"
 _LENGTHS = "paged_kernel_lens"
 _SUM = "paged_kernel_lens_sum"
+#: Makes the indices of a pass with speculation; from 0.5.22 on out of what a translator knows.
+_MAKES_INDICES = "spec_info.generate_attn_arg_prefill"
+_TABLE = "req_to_token"
 _GIVEN = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
 #: The plan's arguments beside its arrays.
 _SHAPE = (
@@ -43,13 +46,13 @@ def edits(context: Context) -> list[Edit]:
     if "target-verify" in context.device:
         return [_edit(context)]
     try:
-        return [_edit(context, launched=True)]
+        return [_edit(context, alike=True)]
     except Refused:
         return []
 
 
-def _edit(context: Context, *, launched: bool = False) -> Edit:
-    """`launched`: only where the statement launches the kernel itself."""
+def _edit(context: Context, *, alike: bool = False) -> Edit:
+    """`alike`: only where verify's input is known to fill as the statement does."""
     backend = context.backend
     source = backend.source
     _, _, begin = backend.updater("prefill-updater-class")
@@ -57,8 +60,8 @@ def _edit(context: Context, *, launched: bool = False) -> Edit:
     plan = find_plan_call(source, begin, _WRAPPER)
     chain = _chain(source, begin, plan)
     fill = _fill(source, chain)
-    if launched and not _launches(fill):
-        what = "the call that fills kv_indices launches no kernel itself"
+    if alike and not (_launches(fill) or _given_the_table(source, chain)):
+        what = "verify's input fills kv_indices by a method that stands in another file"
         raise Refused("anchor-changed", what, source.first(fill))
     _refuse_unbound(source, begin, chain, fill, plan)
     lines = context.lines(
@@ -123,6 +126,17 @@ def _launches(fill: cst.BaseStatement) -> bool:
         and isinstance(small.value, cst.Call)
         and isinstance(small.value.func, cst.Subscript)
     )
+
+
+def _given_the_table(source: Source, chain: cst.If) -> bool:
+    """Whether verify's input is given the table of pages (0.5.21 and before): what fills from it is
+    the kernel, one block a request."""
+    calls = [
+        node
+        for node in walk(chain)
+        if isinstance(node, cst.Call) and source.code(node.func) == _MAKES_INDICES
+    ]
+    return bool(calls) and all(_TABLE in words(call) for call in calls)
 
 
 def _refuse_unbound(

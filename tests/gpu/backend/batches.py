@@ -190,7 +190,7 @@ class Batches:
             extend_seq_lens_cpu=None,
         )
         translator = self._model.runner.kv_index_translator
-        if translator is not None:
+        if hasattr(translator, "own_plan"):  # 0.5.22 and later
             translator.own_plan(forward).bind(forward, translator)
         return Batch(forward, requests, padded, real, query_lens)
 

@@ -487,7 +487,9 @@ class FlashInferMLAIndicesUpdaterPrefill:
             )
             qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
-            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
+            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill(
+                req_pool_indices=req_pool_indices, translator=self.translator
+            )
 
         if use_ragged:
             self.ragged.begin_forward(qo_indptr, kv_indptr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# >>> mlagen header 1ce45f92fe24
+# >>> mlagen header 5dd5cbb2707d
 # Written by mlagen; `mlagen unpatch` takes all of it out, byte for byte.
 # format: 1
 # mlagen: 0.0
@@ -15,7 +15,7 @@ from __future__ import annotations
 # inserts: eager-verify-call, replay-decode-call, decode-updater-update
 # inserts: decode-updater-pass, decode-updater-begin, decode-updater-plan
 # inserts: prefill-updater-update, prefill-updater-pass, prefill-updater-begin
-# inserts: prefill-updater-plan, multi-step, plans
+# inserts: verify-indices, prefill-updater-plan, multi-step, plans
 # replaces: unused-import-update-local-kv-lens-for-dcp, eager-extend
 # replaces: eager-extend-call, capture-decode, capture-verify, replay-decode
 # replaces: replay-verify, replay-verify-call
@@ -438,6 +438,37 @@ class FlashInferMLAIndicesUpdaterPrefill:
         bs = len(paged_kernel_lens)
         paged_kernel_lens_sum = self.sum_of(paged_kernel_lens)
 
+        # >>> mlagen verify-indices 7cef2bcfb692
+        if mlagen_request is not None and mlagen_request.bound is not None:
+            # A captured graph: the index kernel fills its buffer in place, by lengths
+            # on the GPU. No host sum sizes it, nothing is allocated or copied.
+            mlagen_arrays = mlagen_bound_arrays(mlagen_request, paged_kernel_lens)
+            paged_kernel_lens = mlagen_arrays.kv_len
+            kv_indptr = mlagen_arrays.kv_indptr
+            kv_indices = mlagen_arrays.kv_indices
+            paged_kernel_lens_sum = kv_indices.numel()
+            self.translator.fill(
+                req_pool_indices=req_pool_indices,
+                seq_lens=paged_kernel_lens,
+                indptr=kv_indptr,
+                total=paged_kernel_lens_sum,
+                out=kv_indices,
+            )
+            mlagen_request.plan(
+                mlagen_request,
+                mlagen_arrays,
+                MlagenShape(
+                    num_heads=self.num_local_heads,
+                    head_dim_ckv=self.rank,
+                    head_dim_kpe=self.rope,
+                    page_size=1,
+                    sm_scale=self.scale,
+                    q_data_type=self.q_dtype,
+                    kv_data_type=self.dtype,
+                ),
+            )
+            return
+        # <<< mlagen verify-indices
         if spec_info is None:
             kv_indptr = self.indptr_of(paged_kernel_lens)
             kv_indices = self.room(kv_indptr)
@@ -450,7 +481,9 @@ class FlashInferMLAIndicesUpdaterPrefill:
             )
             qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
-            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
+            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill(
+                req_pool_indices, self.req_to_token
+            )
 
         if use_ragged:
             self.ragged.begin_forward(qo_indptr, kv_indptr)
@@ -531,7 +564,7 @@ class FlashInferMLAMultiStepDraftBackend:
         self.common_template(forward_batch, self.eager_buffer(), one_step)
 
 
-# >>> mlagen plans c3c15bc0f078
+# >>> mlagen plans 6755642a0764
 @dataclass(frozen=True)
 class MlagenArrays:
     kv_len: Optional[torch.Tensor]
@@ -546,6 +579,9 @@ class MlagenShape:
 class MlagenRequest:
     plan: Callable[[Any], None]
     bound: Optional[MlagenArrays]
+
+
+def mlagen_bound_arrays(*given): ...
 
 
 def mlagen_capture_decode(*given): ...

@@ -281,7 +281,9 @@ class FlashInferMLAIndicesUpdaterPrefill:
             )
             qo_indptr = self.indptr_of(paged_kernel_lens - prefix_lens)
         else:
-            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill()
+            kv_indices, kv_indptr, qo_indptr, _ = spec_info.generate_attn_arg_prefill(
+                req_pool_indices, self.req_to_token
+            )
 
         if use_ragged:
             self.ragged.begin_forward(qo_indptr, kv_indptr)
