@@ -564,11 +564,18 @@ INPUT = """spec_info.generate_attn_arg_prefill(
         (INPUT, True),
         (INPUT.replace("self.req_to_token", "table=runner.req_to_token"), True),
         (INPUT.replace("self.req_to_token", "translator=self.translator"), False),
+        (INPUT.replace("self.req_to_token", "self.translator.req_to_token"), False),
+        (INPUT.replace("self.req_to_token", "req_to_token=None"), False),
+        (INPUT.replace("_token", "_token, self.translator"), False),
+        (INPUT.replace("_token", "_token, num_token_blocks=None"), False),
         (INPUT.replace(", self.req_to_token", ""), False),
         (f"{INPUT} if bs else {INPUT.replace('self.req_to_token', 'self.translator')}", False),
         ("self.arrays(spec_info, self.req_to_token)", False),
     ],
-    ids=["table", "by name", "translator", "nothing", "either", "another call"],
+    ids=[
+        *("table", "by name", "translator", "the translator's table", "no table"),
+        *("translator beside", "blocks beside", "nothing", "either", "another call"),
+    ],
 )
 def test_a_host_plan_fills_by_a_method_where_verify_has_one_block_too(
     call: str, alike: bool
@@ -577,6 +584,17 @@ def test_a_host_plan_fills_by_a_method_where_verify_has_one_block_too(
     ast.parse(data)
     assert ("verify-indices" in sites_of(located(data, spec()))) == alike
     assert "verify-indices" in sites_of(located(data))  # where the GPU plans, in any case
+
+
+def test_a_host_plan_copies_where_another_branch_fills_in_another_way() -> None:
+    """Where one of them is verify's: which, the file does not tell."""
+    arrays = "kv_indices, kv_indptr, qo_indptr, _ = "
+    branch = f"        else:\n            {arrays}{INPUT}"
+    ragged = f"        elif ragged:\n            {arrays}self.ragged_arrays(spec_info)\n"
+    data = fork("upstream", (branch, ragged + branch))
+    ast.parse(data)
+    assert "verify-indices" not in sites_of(located(data, spec()))
+    assert "verify-indices" in sites_of(located(data))
 
 
 # -- the whole patch -----------------------------------------------------------------------------

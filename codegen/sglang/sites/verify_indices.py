@@ -2,8 +2,10 @@
 
 Added in front of the chain that makes them, and with the plan, so that the chain is left out:
 SGLang's `generate_attn_arg_prefill` allocates by a host sum of lengths, and the plan would have to
-copy. The statement that fills them is the file's own, of the branch without speculation; it is the
-one that verify's input runs as well, in every release, on more lengths.
+copy. The statement that fills them is the file's own, of the branch without speculation. Verify's
+input runs the same, on more lengths. In 0.5.20 and 0.5.21 it launches the kernel, and the statement
+is a translator's method that launches it on the same table, or translates page numbers: with memory
+that needs this, those releases refuse to speculate on FlashInfer.
 
 A graph that the GPU plans has to have it. Where the host plans, a file that has no place for it
 keeps its own way, and the plan copies. So does one whose verify input fills by a method that it is
@@ -14,10 +16,12 @@ they are. What the method knows stands in another file.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import libcst as cst
 
 from ..edits import Edit, before
-from ..nodes import alone, bound_by, contains, walk, words
+from ..nodes import alone, bound_by, branches, contains, walk, words
 from ..plan_call import PlanCall, find_plan_call
 from ..source import Refused, Source
 from . import Context
@@ -29,6 +33,8 @@ _SUM = "paged_kernel_lens_sum"
 #: Makes the indices of a pass with speculation; from 0.5.22 on out of what a translator knows.
 _MAKES_INDICES = "spec_info.generate_attn_arg_prefill"
 _TABLE = "req_to_token"
+#: In a word of that call: it says how to fill, and the kernel alone is not all there is to know.
+_OTHER_WAYS = ("translator", "block")
 _GIVEN = frozenset({_LENGTHS, "kv_indptr", "kv_indices"})
 #: The plan's arguments beside its arrays.
 _SHAPE = (
@@ -52,7 +58,8 @@ def edits(context: Context) -> list[Edit]:
 
 
 def _edit(context: Context, *, alike: bool = False) -> Edit:
-    """`alike`: only where verify's input is known to fill as the statement does."""
+    """`alike`: only where verify's input is known to fill as the statement does, by one block of
+    the kernel a request."""
     backend = context.backend
     source = backend.source
     _, _, begin = backend.updater("prefill-updater-class")
@@ -129,14 +136,31 @@ def _launches(fill: cst.BaseStatement) -> bool:
 
 
 def _given_the_table(source: Source, chain: cst.If) -> bool:
-    """Whether verify's input is given the table of pages (0.5.21 and before): what fills from it is
-    the kernel, one block a request."""
-    calls = [
-        node
-        for node in walk(chain)
-        if isinstance(node, cst.Call) and source.code(node.func) == _MAKES_INDICES
+    """Whether verify's input is given the table of pages and no translator (0.5.21 and before), by
+    each branch that it may be in: what fills from it is the kernel, one block a request."""
+    filled = [
+        calls
+        for _, body in branches(chain)
+        if (calls := [node for node in walk(body) if _makes_indices(source, node)])
     ]
-    return bool(calls) and all(_TABLE in words(call) for call in calls)
+    others = sum(1 for _ in branches(chain)) - 1  # the first has no speculation
+    return len(filled) == others > 0 and all(
+        any(_last_name(arg.value) == _TABLE for arg in call.args)
+        and not any(other in word for word in words(call) for other in _OTHER_WAYS)
+        for calls in filled
+        for call in calls
+    )
+
+
+def _makes_indices(source: Source, node: cst.CSTNode) -> TypeGuard[cst.Call]:
+    return isinstance(node, cst.Call) and source.code(node.func) == _MAKES_INDICES
+
+
+def _last_name(value: cst.BaseExpression) -> str | None:
+    """`req_to_token` of `self.req_to_token`, and of the name by itself."""
+    if isinstance(value, cst.Attribute):
+        return value.attr.value
+    return value.value if isinstance(value, cst.Name) else None
 
 
 def _refuse_unbound(
