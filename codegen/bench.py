@@ -8,7 +8,7 @@ for a while is slow for all of them.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
@@ -19,6 +19,7 @@ from .bench_stats import (
     Bar,
     Case,
     Data,
+    Verdict,
     at_least,
     at_most,
     bar_of,
@@ -132,7 +133,7 @@ class Plans(Data):
     Attributes:
         busy_ms: of the work queued before each busy plan.
         in_place: whether mlagen's plan on the host is that of a file whose index kernel fills the
-            captured buffer (SGLang up to 0.5.19), or copies the page numbers there.
+            captured buffer (SGLang up to 0.5.21), or copies the page numbers there.
     """
 
     # First, so that of an older file's errors this one is told.
@@ -147,7 +148,7 @@ class Plans(Data):
 
 
 class Setting(Data):
-    """The loop in one shape.
+    """The loop in one shape, one run of it.
 
     Attributes:
         mode: `ahead`, or `fenced`: the host waits for each verify before it plans the next step.
@@ -158,6 +159,7 @@ class Setting(Data):
         uneven: lengths from half the mean to three halves; else within a quarter of it.
         device_attention_ms: of the same attention in a graph that plans itself, that included; None
             where an older mlagen did not measure it.
+        clocks: of the SMs in MHz as blocks ended, by contender; none where it could not be read.
     """
 
     batch: int
@@ -172,6 +174,7 @@ class Setting(Data):
     wrong: Mapping[str, int]
     uneven: bool = False
     device_attention_ms: float | None = None
+    clocks: Samples = Field(default_factory=dict)
 
     @property
     def best_host(self) -> str:
@@ -213,7 +216,7 @@ class Loop(Data):
 
 
 class Result(Data):
-    """One file: a run on one machine with one FlashInfer; or several, of different parts."""
+    """One file: a run on one machine with one FlashInfer; or several, put together."""
 
     kind: Literal["mlagen-bench"]
     schema_version: Literal[1]
@@ -240,8 +243,8 @@ def read_results(paths: Iterable[Path]) -> tuple[Result, ...]:
     """The results in these files, by FlashInfer's version; parts that were measured in runs of
     their own are put together.
 
-    Raises UsageError for a file that cannot be read, is none of the benchmark's, or tells of the
-    same part of the same FlashInfer as another.
+    Raises UsageError for a file that cannot be read, is none of the benchmark's, or tells nothing
+    about a FlashInfer that those before do not.
     """
     found: dict[str, Result] = {}
     for path in paths:
@@ -256,7 +259,8 @@ _PARTS = ("plan", "loop", "attention")
 
 def _together(first: Result, second: Result, path: Path) -> Result:
     """One result of two runs: the parts of either, and of a part of both what the first has; the
-    second fills in what that had no time for. `path` is the second's."""
+    second fills in what that had no time for, and stands beside it in the loop. `path` is the
+    second's."""
     machines = [(one.gpu, one.torch, one.backend) for one in (first, second)]
     if machines[0] != machines[1]:
         raise usage(
@@ -305,7 +309,7 @@ def _adds_nothing(first: Any, filled: Any) -> bool:
 
 
 def _filled(first: Any, second: Any) -> Any:
-    """A part with the cells that only the second has."""
+    """A part with the cells that only the second has, and of the loop with its runs."""
     if isinstance(first, Plans):
 
         def place(cell: Cell | Moved) -> tuple[int, int]:
@@ -316,19 +320,30 @@ def _filled(first: Any, second: Any) -> Any:
             "bytes": (*first.bytes, *_others(first.bytes, second.bytes, place)),
         }
     elif isinstance(first, Loop):
-        others = _others(first.settings, second.settings, _shape)
-        found = {"settings": (*first.settings, *others)}
+        found = {"settings": tuple(_runs(first.settings, second.settings))}
     else:
         found = {
             "cells": (*first.cells, *_others(first.cells, second.cells, str)),
             "kernel": (*first.kernel, *_others(first.kernel, second.kernel, _care)),
             "schedule": first.schedule or second.schedule,
         }
-    measured = found.get("settings") or (*found["cells"], *found.get("kernel", ()))
+    measured = [one for name in ("settings", "cells", "kernel") for one in found.get(name, ())]
     names = {one.named for one in measured}
     asked = dict.fromkeys((*first.left_out, *second.left_out))
     found["left_out"] = tuple(name for name in asked if name not in names)
     return first.model_copy(update=found)
+
+
+def _runs(first: Iterable[Setting], second: Iterable[Setting]) -> list[Setting]:
+    """The settings of both, those of the same shape side by side: each is a run by itself, as what
+    decides most about a rate is the run. A run that the first has already is not counted again."""
+    found = list(first)
+    for one in second:
+        if one in found:
+            continue
+        last = [number for number, other in enumerate(found) if _shape(other) == _shape(one)]
+        found.insert(last[-1] + 1 if last else len(found), one)
+    return found
 
 
 def _shape(one: Setting) -> tuple[int, int, str, float, bool]:
@@ -439,28 +454,56 @@ def _loop_bar(
 ) -> list[Bar]:
     """Ours to another's rate, in each setting that has both: at least `least`."""
     cases = []
-    for setting in settings:
-        if other not in setting.rates:
-            continue
-        found = ratios(setting.rates[OURS], setting.rates[other])
-        middle = statistics.median(found)
-        cases.append(Case(at_least(found, least), -middle, f"{middle:.3f} ({setting})"))
+    for runs in _by_shape(one for one in settings if other in one.rates):
+        found = [ratios(one.rates[OURS], one.rates[other]) for one in runs]
+        cases.append(_loop_case(runs, found, [least] * len(runs), told=False))
     return bar_of(asked, result.flashinfer, cases)
 
 
 def _device_loop_bar(result: Result, settings: Iterable[Setting]) -> list[Bar]:
     """The rate of graphs that plan themselves to the best host plan's, where measured."""
     cases = []
-    for setting in settings:
-        least = setting.asked_of_device
-        if least is None:
-            continue
-        found = ratios(setting.rates[DEVICE], setting.rates[setting.best_host])
-        middle = statistics.median(found)
-        text = f"{middle:.3f}, asked {least:.3f} ({setting})"
-        cases.append(Case(at_least(found, least), least - middle, text))
+    for runs in _by_shape(one for one in settings if one.asked_of_device is not None):
+        found = [ratios(one.rates[DEVICE], one.rates[one.best_host]) for one in runs]
+        asked_of = [one.asked_of_device or 0.0 for one in runs]
+        cases.append(_loop_case(runs, found, asked_of, told=True))
     asked = (
         f"with graphs that plan themselves the loop reaches {PART:.2f} / (1 - s (1 - r)) of the "
         "best host plan's rate"
     )
     return bar_of(asked, result.flashinfer, cases)
+
+
+def _by_shape(settings: Iterable[Setting]) -> list[list[Setting]]:
+    """The runs of each shape."""
+    found: dict[tuple[object, ...], list[Setting]] = {}
+    for one in settings:
+        found.setdefault(_shape(one), []).append(one)
+    return list(found.values())
+
+
+def _loop_case(
+    runs: Sequence[Setting],
+    found: Sequence[Sequence[float]],
+    least: Sequence[float],
+    *,
+    told: bool,
+) -> Case:
+    """What ratios came to, a sequence of rounds a run, and what was asked of each run.
+
+    Judged by the mean of the runs' medians, as their rounds hang together; missed where each run by
+    itself missed. `told`: say what was asked.
+    """
+    middles = [statistics.median(rounds) for rounds in found]
+    middle, asked = statistics.fmean(middles), statistics.fmean(least)
+    each = {at_least(rounds, asked) for rounds, asked in zip(found, least, strict=True)}
+    verdict: Verdict = "within noise"
+    if middle >= asked:
+        verdict = "met"
+    elif each == {"missed"}:
+        verdict = "missed"
+    text = f"{middle:.3f}"
+    if len(runs) > 1:
+        text += f", the mean of {' and '.join(f'{one:.3f}' for one in middles)}"
+    text += f", asked {asked:.3f}" if told else ""
+    return Case(verdict, asked - middle, f"{text} ({runs[0]})")

@@ -136,7 +136,7 @@ def _ways(measured: Iterable[tuple[Result, Plans]]) -> str:
     """How mlagen's plans on the host come by page numbers, by FlashInfer."""
     told = [
         f"{result.flashinfer} "
-        + ("as up to SGLang 0.5.19 (in place)" if plan.in_place else "as from 0.5.20 on (a copy)")
+        + ("as up to SGLang 0.5.21 (in place)" if plan.in_place else "as from 0.5.22 on (a copy)")
         for result, plan in measured
     ]
     return f"mlagen's plans on the host, and their page numbers: {', '.join(told)}."
@@ -240,7 +240,7 @@ def _loop_summary(results: Sequence[Result]) -> list[str]:
 
 def _uneven_summary(results: Sequence[Result]) -> list[str]:
     """The loop with uneven lengths: graphs that plan themselves, held against the host's plans."""
-    rows = []
+    rows, clocks = [], []
     for result in results:
         for setting in result.loop.settings if result.loop is not None else ():
             least = setting.asked_of_device
@@ -260,6 +260,7 @@ def _uneven_summary(results: Sequence[Result]) -> list[str]:
                     f"{least:.3f}",
                 ]
             )
+            clocks.append(_clocks(setting, (best, DEVICE)))
     if not rows:
         return []
     head = [
@@ -268,8 +269,17 @@ def _uneven_summary(results: Sequence[Result]) -> list[str]:
         *("SGLang's, steps/s", "mlagen's, steps/s", "in the graph, steps/s"),
         *("in the graph / best host plan", "asked"),
     ]
+    if any(clocks):
+        head.append("SM clock in MHz, best host plan / in the graph")
+        rows = [[*row, clock] for row, clock in zip(rows, clocks, strict=True)]
     title = "The loop with uneven lengths, where graphs plan themselves, *ahead*:"
     return [title, table(head, rows)]
+
+
+def _clocks(setting: Setting, names: Sequence[str]) -> str:
+    """Medians over the blocks, one a contender; empty where one of them was not read."""
+    read = [setting.clocks.get(name, ()) for name in names]
+    return " / ".join(f"{spread(values).median:.0f}" for values in read) if all(read) else ""
 
 
 def _measured(settings: Iterable[Setting]) -> set[str]:
@@ -475,10 +485,10 @@ not counted.
 - **FlashInfer's, host arrays**: the same with pinned host arrays.
 - **SGLang's**: what SGLang does from 0.5.18 on, written anew after its behaviour: pinned arrays
   filled by slices, four copies to the bound buffers, the private planner.
-- **mlagen's**: the rendered functions, called as a patched SGLang calls them. Up to 0.5.19 the
+- **mlagen's**: the rendered functions, called as a patched SGLang calls them. Up to 0.5.21 the
   index kernel fills the captured buffer in place, by two small kernels' lengths; nothing is copied.
-  From 0.5.20 on SGLang's own way is kept, with a copy as above; 0.5.22 and later go with FlashInfer
-  0.7. Which of the two was measured is told below the first table.
+  From 0.5.22 on, which goes with FlashInfer 0.7, SGLang's own way is kept, with a copy as above.
+  Which of the two was measured is told below the first table.
 - **device, launched**: a captured graph is planned by a kernel on the GPU (`planner: device`),
   which is launched before the replay. Counted is the host's time for the request and that launch.
   The lengths are in the graph's own buffer beforehand, where SGLang puts them whoever plans. Page
@@ -510,7 +520,13 @@ others are within a quarter) compare SGLang's and mlagen's plans on the host wit
 themselves. A plan dealt by length makes the attention itself faster: r is verify's attention over
 61 layers in a graph that plans itself, to the same attention by FlashInfer's schedule, at the same
 lengths in the same run. With s the share of attention in a step, 1 / (1 - s (1 - r)) is what that
-is worth, and {PART:.2f} of it is asked for, above the faster of the host's plans.
+is worth, and {PART:.2f} of it is asked for, above the faster of the host's plans. The SMs' clock is
+NVML's as a block ends, over its last sample period: a GPU that is held at its power limit is
+clocked lower where its SMs idle less, and that slows the matrix products as well.
+
+A setting that was measured in several runs has a row for each. Rounds of one run hang together, and
+runs differ by more than they do; so a bar is about the mean of the runs' medians, and *missed*
+where each run missed it.
 
 **Attention**, by its own part of the run: one forward's attention, 61 layers, with the kernel that
 plans it in the graph, to the same by FlashInfer's schedule, planned before anything is timed. All
@@ -580,8 +596,9 @@ def _result_json(result: Result) -> dict[str, Any]:
     moved = [row.model_dump() for row in (result.plan.bytes if result.plan is not None else ())]
     loop = [
         {
-            **setting.model_dump(exclude={"rates"}),
+            **setting.model_dump(exclude={"rates", "clocks"}),
             "steps_per_second": {name: _spread_json(v) for name, v in setting.rates.items()},
+            "clock_in_mhz": {name: _spread_json(v) for name, v in setting.clocks.items() if v},
         }
         for setting in (result.loop.settings if result.loop is not None else ())
     ]

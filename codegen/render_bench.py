@@ -33,7 +33,7 @@ MODULES = (
 #: The functions whose captured graphs the GPU plans. A package of its own: what it installs on a
 #: wrapper is the other planner's, under the same names.
 DEVICE_PACKAGE = "mlagen_device"
-#: The first FlashInfer that an SGLang pins whose plans copy page numbers (0.5.22).
+#: From here on what SGLang pins goes with plans that copy page numbers (0.5.22 pins 0.7.1).
 FIRST_COPIED = Version("0.7")
 
 

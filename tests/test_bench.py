@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,7 +14,7 @@ from click.testing import Result as Ran
 
 from mlagen.cli import cli
 from mlagen.codegen import bench, bench_run, gpu
-from mlagen.codegen.bench import bars, read_results
+from mlagen.codegen.bench import Result, bars, read_results
 from mlagen.codegen.bench_plot import plot
 from mlagen.codegen.bench_report import page, summary
 from mlagen.codegen.bench_stats import Bar, interval, spread
@@ -153,6 +154,85 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def test_two_results_of_one_version(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a second result for FlashInfer"):
         read(tmp_path, result(), result())
+
+
+def run_of(rate: float, *, share: float = 0.6, rounds: int = 3) -> dict[str, Any]:
+    """A result with one setting of the loop alone, in which graphs that plan themselves make so
+    many steps where mlagen's plans make 21, SGLang's 20."""
+    content = with_device()
+    content["plan"] = None
+    setting = content["loop"]["settings"][0]
+    rates = {"upstream": 20.0, "mlagen": 21.0, "device": rate}
+    setting |= {"share": share, "rates": samples(rates, rounds)}
+    content["loop"]["settings"] = [setting]
+    return content
+
+
+def of_device(found: Result) -> Bar:
+    (bar,) = (bar for bar in bars(found) if "plan themselves" in bar.asked)
+    return bar
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [
+        ((24.0,), "met"),
+        ((20.0,), "missed"),
+        ((20.0, 27.0), "met"),
+        ((20.0, 22.0), "missed"),
+        ((20.0, 23.2), "within noise"),
+        ((23.2, 20.0), "within noise"),
+        ((20.0, 20.5, 23.5), "within noise"),
+    ],
+)
+def test_a_bar_is_about_the_mean_of_runs(
+    tmp_path: Path, rates: tuple[float, ...], verdict: str
+) -> None:
+    """0.97 / (1 - 0.6 (1 - 16 / 20)) of 21 steps are asked for, 23.15. However many rounds a run
+    has, it is one: rounds hang together."""
+    runs = [run_of(rate, rounds=3 + 4 * number) for number, rate in enumerate(rates)]
+    (found,) = read(tmp_path, *runs)
+    assert found.loop is not None
+    assert len(found.loop.settings) == len(rates)
+    bar = of_device(found)
+    assert bar.verdict == verdict
+    assert bar.worst.startswith(f"{statistics.fmean(rates) / 21:.3f}, ")
+    each = " and ".join(f"{rate / 21:.3f}" for rate in rates)
+    assert (f"the mean of {each}, asked 1.102 (" in bar.worst) == (len(rates) > 1)
+    rows = [row for row in summary([found]).splitlines() if " | 16k | " in row]
+    assert len(rows) == len(rates)
+
+
+def test_runs_of_one_setting_stand_together_in_any_order(tmp_path: Path) -> None:
+    first, second = run_of(24.0), run_of(22.0, share=0.62)
+    other = {**first["loop"]["settings"][0], "wanted_share": 0.3, "share": 0.3}
+    first["loop"]["settings"].append(other)
+    for some in ((first, second), (second, first)):
+        (found,) = read(tmp_path, *some)
+        assert found.loop is not None
+        assert [one.wanted_share for one in found.loop.settings] == [0.6, 0.6, 0.3]
+
+
+def test_a_run_counts_once(tmp_path: Path) -> None:
+    """However often its file is given, and among which others."""
+    first, second = run_of(24.0), run_of(22.0)
+    for again in ((first, first), (first, second, first), (first, second, second)):
+        with pytest.raises(UsageError, match=r"a second result for FlashInfer .*: the part loop"):
+            read(tmp_path, *again)
+    both = run_of(24.0)
+    both["loop"]["settings"] += [
+        {**second["loop"]["settings"][0], "mode": "fenced"},
+    ]
+    (found,) = read(tmp_path, first, both)  # the first of both is known, the second is not
+    assert found.loop is not None
+    assert [one.mode for one in found.loop.settings] == ["ahead", "fenced"]
+
+
+def test_a_loop_without_settings_is_read(tmp_path: Path) -> None:
+    first, second = run_of(24.0), run_of(22.0)
+    first["loop"]["settings"] = []
+    (found,) = read(tmp_path, first, second)
+    assert of_device(found).verdict == "missed"
 
 
 @pytest.mark.parametrize("version", [None, 1, 2, 4])
@@ -755,11 +835,28 @@ def test_graphs_that_plan_themselves_have_a_column_where_they_are_measured(tmp_p
     ]
 
 
+def test_clocks_have_a_column_where_they_were_read(tmp_path: Path) -> None:
+    """Of the best host plan and of graphs that plan themselves, in the loop with uneven lengths."""
+    older, newer = with_device(), with_device()
+    older["flashinfer"] = "0.6.18"
+    newer["loop"]["settings"][0]["clocks"] = {
+        "upstream": [1700, 1700, 1700],
+        "mlagen": [1690, 1650, 1700],
+        "device": [1500, 1540, 1535],
+    }
+    (found,) = read(tmp_path, older)
+    assert "SM clock" not in summary([found])
+    older["loop"]["settings"][0]["clocks"] = {"upstream": [], "device": []}
+    text = summary(read(tmp_path, older, newer))
+    rows = [line for line in text.splitlines() if " | 16k | " in line and "ahead" not in line]
+    assert [row.rsplit(" | ", 1)[1] for row in rows] == [" |", "1690 / 1535 |"]
+
+
 def test_how_plans_come_by_page_numbers_is_told(tmp_path: Path) -> None:
     older, newer = result("0.6.18"), result("0.7.2")
     newer["plan"]["in_place"] = False
     text = page(read(tmp_path, older, newer), "plot.svg")
-    assert "0.6.18 as up to SGLang 0.5.19 (in place), 0.7.2 as from 0.5.20 on (a copy)." in text
+    assert "0.6.18 as up to SGLang 0.5.21 (in place), 0.7.2 as from 0.5.22 on (a copy)." in text
     again = result("0.7.2")
     again["plan"]["cells"] = again["plan"]["cells"][:1]
     with pytest.raises(UsageError, match="find page numbers in place, those"):

@@ -322,9 +322,12 @@ def test_a_run_measures_all_contenders(
         monkeypatch.setattr(host.plan_cost, "_rounds", lambda batch, quick: 3)
         monkeypatch.setattr(host.plan_cost, "_traced", lambda work: (work(), None)[1])
         setting = host.spec_loop.Setting
-        settings = [setting(2, 8, 0.6, mode) for mode in ("ahead", "fenced")]
-        settings.insert(0, setting(2, 8, 0.6, "ahead", uneven=True))
-        monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: settings)
+        settings = [setting(3, 8, 0.6, mode) for mode in ("ahead", "fenced")]
+        settings.insert(0, setting(3, 8, 0.6, "ahead", uneven=True))
+        others = setting(2, 8, 0.6, "ahead"), setting(3, 16, 0.6, "ahead")  # not asked for
+        monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: [*settings, *others])
+        clocks = itertools.count(1500)
+        monkeypatch.setattr(torch.cuda, "clock_rate", lambda: next(clocks))
         monkeypatch.setattr(
             sys, "argv", ["run.py", "--out", str(out), "--batches=1,3", "--lengths=8", "--quick"]
         )
@@ -348,11 +351,47 @@ def test_a_run_measures_all_contenders(
         assert set(found["rates"]) == {"stock", "upstream", "mlagen", "device", "none"}
     for found in (uneven, *even):
         assert found["wrong"] == dict.fromkeys(found["rates"], 0)
+        assert found["clocks"].keys() == found["rates"].keys()
+        for name, values in found["clocks"].items():
+            assert len(set(values)) == len(found["rates"][name]) == 3
     (read,) = read_results([out])
     assert read.plan is not None
     assert read.plan.version == VERSION
     assert len(read.plan.cells) == 2
     assert SCRIPT.endswith("run.py")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "rounds"), [((), 2), (("--quick",), 1)])
+def test_all_settings_have_as_many_rounds(
+    how: tuple[str, ...], rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "result.json"
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        setting = host.spec_loop.Setting
+        settings = [setting(3, 8, 0.6, "ahead", uneven=uneven) for uneven in (True, False)]
+        monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: settings)
+        monkeypatch.setattr(host.spec_loop, "ROUNDS", 2)
+        monkeypatch.setattr(host.spec_loop, "QUICK_ROUNDS", 1)
+        asked = ["--parts=loop", "--batches=3", "--lengths=8", *how]
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
+        assert host.run.main() == 0
+    found = json.loads(out.read_text())["loop"]["settings"]
+    assert [one["uneven"] for one in found] == [True, False]
+    assert {len(some) for one in found for some in one["rates"].values()} == {rounds}
+
+
+def test_a_run_of_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loop has settings of its own: other batch sizes and lengths leave none of them."""
+    out = tmp_path / "result.json"
+    with machine("0.7.2", tmp_path, monkeypatch) as host:
+        asked = ["--parts=loop", "--batches=1"]
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
+        assert host.run.main() == 2
+    assert "cannot measure: nothing has these batches and lengths" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("version", ["0.5.3", *VERSIONS])
@@ -365,9 +404,8 @@ def test_plans_in_place_leave_nothing_to_copy(
         cell = host.plan_cost.Cell(3, 8)
         cell.check()
         not_in_place = {one.name for one in cell.contenders if not one.in_place}
-        # SGLang up to 0.5.19 has an index kernel that may; 0.5.20 is the first to copy, and pins
-        # FlashInfer 0.6.18.
-        ours = set() if version == "0.5.3" else {"mlagen"}
+        # In SGLang up to 0.5.21 it may; 0.5.22 is the first to copy, and pins FlashInfer 0.7.1.
+        ours = {"mlagen"} if version >= "0.7" else set()
         assert not_in_place == {"stock", "host-arrays", "upstream"} | ours
         for _ in range(2):
             for inputs in cell.draws:
@@ -388,14 +426,15 @@ def test_plans_in_place_leave_nothing_to_copy(
         ("0.5.3", True),
         ("0.6.17", True),
         ("0.6.17.post4", True),
-        ("0.6.18", False),
-        ("0.6.18.post1+cu130", False),
+        ("0.6.18", True),
+        ("0.6.18.post1+cu130", True),
+        ("0.7.1", False),
         ("0.7.2", False),
         (None, False),
         ("our fork", False),
     ],
 )
-def test_the_dearer_way_is_measured_where_both_are_in_use(
+def test_plans_are_measured_as_in_the_files_that_go_with_them(
     version: str | None, in_place: bool
 ) -> None:
     assert host_in_place(replace(plan_api("0.5.3"), version=version)) == in_place
@@ -592,7 +631,7 @@ def test_a_wrong_plan_is_not_published(
 ) -> None:
     out = tmp_path / "result.json"
     with machine("0.7.2", tmp_path, monkeypatch) as host:
-        setting = host.spec_loop.Setting(2, 8, 0.6, "ahead")
+        setting = host.spec_loop.Setting(3, 8, 0.6, "ahead")
         monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: [setting])
         plan = getattr(host.contenders.Ours, broken)
 
@@ -607,7 +646,8 @@ def test_a_wrong_plan_is_not_published(
             plan(self, wrapper, *rest, inputs)
 
         monkeypatch.setattr(host.contenders.Ours, broken, another)
-        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--parts=loop"])
+        asked = ["--parts=loop", "--batches=3", "--lengths=8"]
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
         assert host.run.main() == 3
     assert "wrong output, nothing is written: mlagen" in capsys.readouterr().err
     assert not out.exists()
@@ -653,7 +693,7 @@ def test_a_wrong_plan_of_the_gpu_is_not_published(
 ) -> None:
     out = tmp_path / "result.json"
     with machine("0.7.2", tmp_path, monkeypatch) as host:
-        setting = host.spec_loop.Setting(2, 8, 0.6, "ahead", uneven=True)
+        setting = host.spec_loop.Setting(3, 8, 0.6, "ahead", uneven=True)
         monkeypatch.setattr(host.spec_loop, "settings_of", lambda quick: [setting])
         device = host.bench_support.device_plans.MlagenDevicePlan
         launch = device.launch
@@ -667,7 +707,8 @@ def test_a_wrong_plan_of_the_gpu_is_not_published(
             plan.pages -= plan.batch_size
 
         monkeypatch.setattr(device, "launch", longer)
-        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), "--parts=loop"])
+        asked = ["--parts=loop", "--batches=3", "--lengths=8"]
+        monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
         assert host.run.main() == 3
     assert "wrong output, nothing is written: device" in capsys.readouterr().err
     assert not out.exists()
