@@ -390,7 +390,7 @@ def test_a_run_of_nothing_is_refused(
         asked = ["--parts=loop", "--batches=1"]
         monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(out), *asked])
         assert host.run.main() == 2
-    assert "cannot measure: nothing has these batches and lengths" in capsys.readouterr().err
+    assert "cannot measure: no loop of such batches and lengths" in capsys.readouterr().err
     assert not out.exists()
 
 
