@@ -16,8 +16,6 @@ they are. What the method knows stands in another file.
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import libcst as cst
 
 from ..edits import Edit, before
@@ -138,22 +136,24 @@ def _launches(fill: cst.BaseStatement) -> bool:
 def _given_the_table(source: Source, chain: cst.If) -> bool:
     """Whether verify's input is given the table of pages and no translator (0.5.21 and before), by
     each branch that it may be in: what fills from it is the kernel, one block a request."""
-    filled = [
-        calls
-        for _, body in branches(chain)
-        if (calls := [node for node in walk(body) if _makes_indices(source, node)])
+    _, *others = [body for _, body in branches(chain)]  # the first is without speculation
+    calls = [_index_calls(source, body) for body in others]
+    return bool(calls) and all(found and all(map(_by_table, found)) for found in calls)
+
+
+def _index_calls(source: Source, body: cst.BaseSuite) -> list[cst.Call]:
+    """Where verify's input makes the indices, below a branch."""
+    return [
+        node
+        for node in walk(body)
+        if isinstance(node, cst.Call) and source.code(node.func) == _MAKES_INDICES
     ]
-    others = sum(1 for _ in branches(chain)) - 1  # the first has no speculation
-    return len(filled) == others > 0 and all(
-        any(_last_name(arg.value) == _TABLE for arg in call.args)
-        and not any(other in word for word in words(call) for other in _OTHER_WAYS)
-        for calls in filled
-        for call in calls
+
+
+def _by_table(call: cst.Call) -> bool:
+    return any(_last_name(arg.value) == _TABLE for arg in call.args) and not any(
+        other in word for word in words(call) for other in _OTHER_WAYS
     )
-
-
-def _makes_indices(source: Source, node: cst.CSTNode) -> TypeGuard[cst.Call]:
-    return isinstance(node, cst.Call) and source.code(node.func) == _MAKES_INDICES
 
 
 def _last_name(value: cst.BaseExpression) -> str | None:
