@@ -134,8 +134,10 @@ def test_parses_and_is_wired(release: Release) -> None:
         first_eagle_worker = (
             b"prefix_lens=None,\n                prefill_wrapper_paged=self.prefill_wrapper_paged"
         )
+        # From 0.5.22 on verify's input is given a translator, which decides how it is filled.
+        translated = b"translator=self.attn_backend.kv_index_translator," in release.original
         expected = {
-            **({"mlagen_bound_arrays": 1} if b"_triton[(bs,)](" in release.original else {}),
+            **({} if translated else {"mlagen_bound_arrays": 1}),
             "mlagen_capture_decode": 1,
             "mlagen_capture_verify": 1,
             "mlagen_request_decode": 1,
