@@ -19,12 +19,12 @@ from .bench_stats import (
     Bar,
     Case,
     Data,
-    Verdict,
-    at_least,
     at_most,
     bar_of,
     differences,
+    grouped,
     known,
+    mean_at_least,
     ratios,
     thousands,
 )
@@ -337,13 +337,9 @@ def _filled(first: Any, second: Any) -> Any:
 def _runs(first: Iterable[Setting], second: Iterable[Setting]) -> list[Setting]:
     """The settings of both, those of the same shape side by side: each is a run by itself, as what
     decides most about a rate is the run. A run that the first has already is not counted again."""
-    found = list(first)
-    for one in second:
-        if one in found:
-            continue
-        last = [number for number, other in enumerate(found) if _shape(other) == _shape(one)]
-        found.insert(last[-1] + 1 if last else len(found), one)
-    return found
+    known = list(first)
+    both = [*known, *(one for one in second if one not in known)]
+    return [one for runs in grouped(both, _shape).values() for one in runs]
 
 
 def _shape(one: Setting) -> tuple[int, int, str, float, bool]:
@@ -454,7 +450,8 @@ def _loop_bar(
 ) -> list[Bar]:
     """Ours to another's rate, in each setting that has both: at least `least`."""
     cases = []
-    for runs in _by_shape(one for one in settings if other in one.rates):
+    both = [one for one in settings if other in one.rates]
+    for runs in grouped(both, _shape).values():
         found = [ratios(one.rates[OURS], one.rates[other]) for one in runs]
         cases.append(_loop_case(runs, found, [least] * len(runs), told=False))
     return bar_of(asked, result.flashinfer, cases)
@@ -463,23 +460,17 @@ def _loop_bar(
 def _device_loop_bar(result: Result, settings: Iterable[Setting]) -> list[Bar]:
     """The rate of graphs that plan themselves to the best host plan's, where measured."""
     cases = []
-    for runs in _by_shape(one for one in settings if one.asked_of_device is not None):
-        found = [ratios(one.rates[DEVICE], one.rates[one.best_host]) for one in runs]
-        asked_of = [one.asked_of_device or 0.0 for one in runs]
-        cases.append(_loop_case(runs, found, asked_of, told=True))
+    for runs in grouped(settings, _shape).values():
+        about = [(one, least) for one in runs if (least := one.asked_of_device) is not None]
+        if about:
+            of = [one for one, _ in about]
+            found = [ratios(one.rates[DEVICE], one.rates[one.best_host]) for one in of]
+            cases.append(_loop_case(of, found, [least for _, least in about], told=True))
     asked = (
         f"with graphs that plan themselves the loop reaches {PART:.2f} / (1 - s (1 - r)) of the "
         "best host plan's rate"
     )
     return bar_of(asked, result.flashinfer, cases)
-
-
-def _by_shape(settings: Iterable[Setting]) -> list[list[Setting]]:
-    """The runs of each shape."""
-    found: dict[tuple[object, ...], list[Setting]] = {}
-    for one in settings:
-        found.setdefault(_shape(one), []).append(one)
-    return list(found.values())
 
 
 def _loop_case(
@@ -489,21 +480,12 @@ def _loop_case(
     *,
     told: bool,
 ) -> Case:
-    """What ratios came to, a sequence of rounds a run, and what was asked of each run.
-
-    Judged by the mean of the runs' medians, as their rounds hang together; missed where each run by
-    itself missed. `told`: say what was asked.
-    """
+    """What ratios came to, a sequence of rounds a run, and what was asked of each run. `told`: say
+    that too."""
     middles = [statistics.median(rounds) for rounds in found]
     middle, asked = statistics.fmean(middles), statistics.fmean(least)
-    each = {at_least(rounds, asked) for rounds, asked in zip(found, least, strict=True)}
-    verdict: Verdict = "within noise"
-    if middle >= asked:
-        verdict = "met"
-    elif each == {"missed"}:
-        verdict = "missed"
     text = f"{middle:.3f}"
     if len(runs) > 1:
         text += f", the mean of {' and '.join(f'{one:.3f}' for one in middles)}"
     text += f", asked {asked:.3f}" if told else ""
-    return Case(verdict, asked - middle, f"{text} ({runs[0]})")
+    return Case(mean_at_least(found, least), asked - middle, f"{text} ({runs[0]})")

@@ -17,6 +17,7 @@ from .bench_stats import (
     Verdict,
     at_most,
     bar_of,
+    grouped,
     interval,
     known,
     ratios,
@@ -140,9 +141,7 @@ class Drawn:
 
 def by_shape(cells: Iterable[AttentionCell]) -> list[Drawn]:
     """In the order in which shapes come first."""
-    found: dict[Shape, list[AttentionCell]] = {}
-    for cell in cells:
-        found.setdefault(cell.shape, []).append(cell)
+    found = grouped(cells, lambda cell: cell.shape)
     return [Drawn(shape, tuple(drawn)) for shape, drawn in found.items()]
 
 

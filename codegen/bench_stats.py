@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 _SURE: Final = 3.0
 
 Verdict: TypeAlias = Literal["met", "within noise", "missed"]
+_T = TypeVar("_T")
+_K = TypeVar("_K", bound=Hashable)
 _GRAVITY: Final[Mapping[Verdict, int]] = {"met": 0, "within noise": 1, "missed": 2}
 
 
@@ -86,12 +88,28 @@ def at_least(values: Sequence[float], least: float) -> Verdict:
     return _verdict(statistics.median(values) >= least, high < least)
 
 
+def mean_at_least(runs: Sequence[Sequence[float]], least: Sequence[float]) -> Verdict:
+    """Whether the mean of the runs' medians is no smaller than what was asked of them in the mean,
+    as the rounds of one run hang together; missed only where each run by itself surely is."""
+    mean = statistics.fmean(map(statistics.median, runs))
+    each = [at_least(rounds, asked) for rounds, asked in zip(runs, least, strict=True)]
+    return _verdict(mean >= statistics.fmean(least), all(one == "missed" for one in each))
+
+
 def bar_of(asked: str, flashinfer: str, cases: Sequence[Case]) -> list[Bar]:
     """The bar by its worst case; none where there is no case."""
     if not cases:
         return []
     worst = max(cases, key=lambda case: (_GRAVITY[case.verdict], case.badness))
     return [Bar(asked, flashinfer, worst.verdict, worst.text)]
+
+
+def grouped(values: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Values by their key, keys in the order in which they come first."""
+    found: dict[_K, list[_T]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    return found
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -220,9 +220,7 @@ def test_a_run_counts_once(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"a second result for FlashInfer .*: the part loop"):
             read(tmp_path, *again)
     both = run_of(24.0)
-    both["loop"]["settings"] += [
-        {**second["loop"]["settings"][0], "mode": "fenced"},
-    ]
+    both["loop"]["settings"].append({**second["loop"]["settings"][0], "mode": "fenced"})
     (found,) = read(tmp_path, first, both)  # the first of both is known, the second is not
     assert found.loop is not None
     assert [one.mode for one in found.loop.settings] == ["ahead", "fenced"]
