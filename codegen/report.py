@@ -347,7 +347,8 @@ def _facts_table(facts: Sequence[tuple[str, str]]) -> list[str]:
     out = []
     for name, value in rows:
         if len(name) > width:
-            out += [name, *_wrapped(" " * (width + 2) + value, " " * (width + 2))]
+            out += _wrapped(name, "")
+            out += _wrapped(" " * (width + 2) + value, " " * (width + 2))
         else:
             out += _wrapped(f"{name:<{width}}  {value}", " " * (width + 2))
     return out

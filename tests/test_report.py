@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mlagen.codegen.errors import Problem
@@ -110,6 +110,7 @@ _SENTENCE = st.lists(_WORD, max_size=20).map(" ".join)
     ),
     notes=st.lists(_SENTENCE, max_size=2),
 )
+@example(facts=[("\x1f" * 8 + "\n" + "\U00012544" * 5, "")], sites=[], notes=[])
 def test_tables_keep_to_80_columns_and_steer_no_terminal(
     facts: list[tuple[str, str]], sites: list[SiteState], notes: list[str]
 ) -> None:
